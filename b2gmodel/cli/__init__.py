@@ -1,0 +1,64 @@
+"""The command line: parses, calls, prints. Commands import what they need when they run, so that help is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from b2gmodel.cli import live_commands, record_commands, server_commands
+from b2gmodel.cli.output import complain
+from b2gmodel.errors import B2GError
+
+app = typer.Typer(
+    name="b2g",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="From one single-flight calibration: where to batch, and how many batches to keep in flight.\n\n"
+    "Exit codes: 0 held or done, 1 refuted, 2 usage, 3 evidence invalid or inconclusive, 4 internal failure.",
+)
+record_commands.register(app)
+live_commands.register(app)
+server_commands.register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run ``b2g`` and exit with its code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run ``b2g``; the exit code. Every error is one line on stderr."""
+    try:
+        result = app(args=arguments, standalone_mode=False)
+    except B2GError as error:
+        complain(error.line())
+        return error.exit_code
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return 130
+    except typer.Abort:
+        complain("interrupted")
+        return 130
+    except typer.Exit as leave:
+        return leave.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        # The parser's own errors know how to say what was mistyped; all others are ours.
+        message = getattr(error, "format_message", None)
+        if message is not None:
+            complain(str(message()))
+            return 2
+        if os.environ.get("B2G_DEBUG"):
+            traceback.print_exc()
+        complain(f"internal failure: {type(error).__name__}: {error}; set B2G_DEBUG=1 for the traceback")
+        return 4
+    return result if isinstance(result, int) else 0

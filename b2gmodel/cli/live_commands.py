@@ -1,0 +1,198 @@
+"""Commands that talk to a server: calibrate, measure, demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from b2gmodel.cli.options import (
+    CalibrationFolder,
+    Compute,
+    Json,
+    PredictionsFolder,
+    Quiet,
+    Url,
+    parse_compute,
+    parse_counts,
+    parse_shapes,
+)
+from b2gmodel.cli.output import EXIT_CODES, progress_lines, say, say_json
+
+if TYPE_CHECKING:
+    from b2gmodel.live.target import Target
+    from b2gmodel.records import Calibration
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: b2g calibrate --url http://localhost:8000 --model resnet50 -k 8")(calibrate)
+    app.command(epilog="Example: b2g measure predictions/NAME-DIGEST.json")(measure)
+    app.command(epilog="Example: b2g demo")(demo)
+
+
+def calibrate(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="Model on the server; repeat for several. Embedded: resnet50."),
+    ] = None,
+    k: Annotated[str, typer.Option("-k", help="Batch sizes, separated by commas: 1,2,4,8.")] = "8",
+    url: Url = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option("--shape", help="NAME:3,224,224 for an input of dynamic shape, without the batch dimension."),
+    ] = None,
+    budget: Annotated[str, typer.Option("--budget", help="Longest time for each batch size, with its unit.")] = "30s",
+    precision: Annotated[
+        float,
+        typer.Option("--precision", help="Wanted half-width of the 95 % intervals of S and D, share of the cycle."),
+    ] = 0.02,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the calibration. Default: model and time.")
+    ] = None,
+    out: CalibrationFolder = Path("calibration"),
+    compute: Compute = "emulated",
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Measure S and D in single-flight on a KServe v2 server, and write a calibration."""
+    import math
+
+    from b2gmodel.errors import UsageError
+    from b2gmodel.live.calibrate import Wanted
+    from b2gmodel.live.sessions import calibrate_models
+    from b2gmodel.store import check_name
+    from b2gmodel.units import parse_duration_s
+
+    if not (math.isfinite(precision) and 0 < precision < 1):
+        raise UsageError("not a precision", observed=precision, allowed="above 0 and below 1", where="--precision")
+    if model is None and url is not None:
+        raise UsageError("a model is needed with --url", where="--model", hint="name a model that the server serves")
+    models = model or ["resnet50"]
+    if name is not None:
+        check_name(name, where="--name")
+    wanted = [
+        Wanted(
+            each,
+            parse_counts(k, where="-k"),
+            parse_shapes(shape or []),
+            parse_duration_s(budget, where="--budget"),
+            precision,
+        )
+        for each in models
+    ]
+    with progress_lines(quiet) as progress:
+        written = calibrate_models(_target(url, compute), wanted, folder=out, name=name, progress=progress)
+    if json:
+        say_json(
+            {
+                "calibrations": [
+                    {"file": str(path), "calibration": calibration.model_dump(mode="json")}
+                    for path, calibration in written
+                ]
+            }
+        )
+        return
+    for path, calibration in written:
+        _say_calibration(calibration, path)
+
+
+def _say_calibration(calibration: Calibration, path: Path) -> None:
+    from b2gmodel.cli.output import table
+
+    emulated = " (emulated compute)" if calibration.model.compute == "emulated" else ""
+    say(f"calibrated {calibration.model.name}{emulated} over {calibration.transport}")
+    rows = []
+    for point in calibration.points:
+        cells = [f"  {point.k}", f"{point.payload_bytes / 1024:.0f}"]
+        for estimate in (point.service_s, point.transport_s, point.cycle_s):
+            assert estimate is not None
+            assert estimate.low is not None
+            cells.append(f"{estimate.mean * 1e3:.2f} ± {(estimate.mean - estimate.low) * 1e3:.2f}")
+        assert point.transport_share is not None
+        cells += [f"{point.transport_share.mean:.0%}", str(point.cycles), str(point.stopped_by)]
+        rows.append(tuple(cells))
+    header = ("  k", "KiB/request", "S ms", "D ms", "cycle ms", "share", "cycles", "stopped by")
+    say(table(rows, header))
+    for note in calibration.notes:
+        say(f"note: {note}")
+    say(f"written: {path}")
+    say(f"next: b2g predict {path}")
+
+
+def measure(
+    prediction: Annotated[str, typer.Argument(help="A frozen prediction: its file, or 8 digits of its digest.")],
+    flights: Annotated[
+        str | None,
+        typer.Option("--flights", help="Other flights M than the frozen plan's; recorded as a deviation."),
+    ] = None,
+    url: Url = None,
+    compute: Compute = "emulated",
+    predictions: PredictionsFolder = Path("predictions"),
+    name: Annotated[str | None, typer.Option("--name", help="Name of the measurement.")] = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Run a frozen prediction's plan on the server, and write the measurement."""
+    from b2gmodel.judge import measured_curve
+    from b2gmodel.ledger import Ledger
+    from b2gmodel.live.sessions import measure_frozen
+    from b2gmodel.store import check_name
+
+    ledger = Ledger(predictions)
+    frozen, digest = ledger.load_frozen(ledger.find(prediction))
+    if name is not None:
+        check_name(name, where="--name")
+    address = frozen.server.address if frozen.server is not None else None
+    target = _target(url or address, compute)
+    chosen = parse_counts(flights, where="--flights") if flights is not None else None
+    with progress_lines(quiet) as progress:
+        path, measurement = measure_frozen(ledger, frozen, digest, target, flights=chosen, name=name, progress=progress)
+    if json:
+        say_json({"file": str(path), "measurement": measurement.model_dump(mode="json")})
+        return
+    best = max(measured_curve(measurement), key=lambda point: point.mean)
+    say(f"measured: peak {best.mean:.1f} request/s at M = {best.flights}, over {len(measurement.sessions)} sessions")
+    say(f"written: {path}")
+    say(f"next: b2g validate {prediction}")
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for everything that the demo writes.")] = Path("b2g-demo"),
+    quiet: Quiet = False,
+    json: Json = False,
+) -> int:
+    """Calibrate, predict, measure and judge two contrasting workloads on the embedded Triton, in minutes."""
+    from b2gmodel.cli.record_commands import say_verdict
+    from b2gmodel.live.demo import run_demo
+
+    with progress_lines(quiet) as progress:
+        found = run_demo(out, progress)
+    code = max(EXIT_CODES[case.verdict.outcome] for case in found.cases)
+    if json:
+        say_json(
+            {
+                "cases": [case.verdict.model_dump(mode="json") for case in found.cases],
+                "figure": str(found.figure),
+                "folder": str(out),
+            }
+        )
+        return code
+    say(found.sentence)
+    for case in found.cases:
+        say()
+        say(f"{case.prediction.model.name} (emulated compute, {case.prediction.payload_bytes // 1024} KiB a request)")
+        say_verdict(case.verdict, None)
+    say()
+    say(f"figure: {found.figure}")
+    say(f"records: {out}")
+    return code
+
+
+def _target(url: str | None, compute: str) -> Target:
+    from b2gmodel.live.target import EmbeddedTarget, parse_url
+    from b2gmodel.live.workloads import load_workloads
+
+    if url is not None:
+        return parse_url(url)
+    return EmbeddedTarget(load_workloads(parse_compute(compute)))

@@ -1,0 +1,80 @@
+"""Options that several commands share, and how their text is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from b2gmodel.errors import UsageError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")]
+PredictionsFolder = Annotated[
+    Path, typer.Option("--predictions", help="Folder of frozen predictions and their ledger.")
+]
+CalibrationFolder = Annotated[Path, typer.Option("--out", help="Folder that the record is written to.")]
+Compute = Annotated[
+    str,
+    typer.Option(
+        "--compute",
+        help="What the embedded server computes: 'emulated', or 'emulated:FILE' with a table of your own.",
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option("--url", help="A running KServe v2 server, http://HOST:PORT. Default: the embedded Triton."),
+]
+
+
+def parse_counts(text: str, *, where: str) -> tuple[int, ...]:
+    """Distinct positive whole numbers from ``1,2,4``, in increasing order. Raises ``UsageError``."""
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
+        raise UsageError(
+            "not a list of batch sizes or flights",
+            observed=text,
+            allowed="distinct whole numbers of at least 1, separated by commas",
+            where=where,
+            hint=f"write, for example, {where} 1,2,4,8",
+        )
+    return tuple(sorted(numbers))
+
+
+def parse_shapes(texts: list[str], *, where: str = "--shape") -> dict[str, tuple[int, ...]]:
+    """Input name -> dimensions from ``NAME:3,224,224``. Raises ``UsageError``."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, dims = text.rpartition(":")
+        try:
+            shape = tuple(int(dim) for dim in dims.replace("x", ",").split(","))
+        except ValueError:
+            shape = ()
+        if not name or not shape or min(shape) < 1 or name in shapes:
+            raise UsageError(
+                "not a shape",
+                observed=text,
+                allowed="NAME:DIM,DIM,..., each input once, dimensions of at least 1, without the batch dimension",
+                where=where,
+                hint="write, for example, --shape input:3,224,224",
+            )
+        shapes[name] = shape
+    return shapes
+
+
+def parse_compute(text: str) -> Path | None:
+    """The table's file, or None for the built-in table. Raises ``UsageError``."""
+    kind, colon, file = text.partition(":")
+    if kind != "emulated" or (colon and not file):
+        raise UsageError(
+            "not a kind of compute",
+            observed=text,
+            allowed="emulated, or emulated:FILE",
+            where="--compute",
+            hint="the built-in table is a TOML file that you can copy: b2g server --show-table",
+        )
+    return Path(file) if colon else None

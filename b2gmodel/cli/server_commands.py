@@ -1,0 +1,90 @@
+"""Commands about servers and this machine: server, doctor."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from b2gmodel.cli.options import Compute, Json, parse_compute
+from b2gmodel.cli.output import say, say_json
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: b2g server --model resnet50")(server)
+    app.command(epilog="Example: b2g doctor")(doctor)
+
+
+def server(
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="Workload to serve; repeat for several. Default: all.")
+    ] = None,
+    compute: Compute = "emulated",
+    show_table: Annotated[
+        bool, typer.Option("--show-table", help="Print the table of workloads, to copy and edit, and stop.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Run the embedded real Triton with the reference workloads until SIGINT or SIGTERM."""
+    import signal
+
+    from b2gmodel.live.server import EmbeddedServer
+    from b2gmodel.live.workloads import BUILT_IN_TABLE, load_workloads
+
+    file = parse_compute(compute)
+    if show_table:
+        say((file or BUILT_IN_TABLE).read_text(encoding="utf-8").rstrip())
+        return
+    stop = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    # Blocked before the start, so that a signal meanwhile waits instead of breaking it off half-way.
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop)
+    with EmbeddedServer.start(load_workloads(file), models=model) as running:
+        addresses = {
+            "http": "http://{}:{}".format(*running.http_address),
+            "grpc": "{}:{}".format(*running.grpc_address),
+            "metrics": "http://{}:{}/metrics".format(*running.metrics_address),
+        }
+        if json:
+            say_json(
+                {
+                    **addresses,
+                    "version": running.version,
+                    "compute": running.compute,
+                    "models": running.models,
+                }
+            )
+        else:
+            say(f"ready: Triton {running.version}, emulated compute")
+            for name, address in addresses.items():
+                say(f"  {name:<8} {address}")
+            say(f"  models   {', '.join(running.models)} (each also as NAME_dynamic and NAME_null)")
+            say(f"next: b2g calibrate --url {addresses['http']} --model {running.models[0]}")
+        while signal.sigtimedwait(stop, 1.0) is None:
+            running.check()
+
+
+def doctor(
+    quick: Annotated[bool, typer.Option("--quick", help="Do not start the server.")] = False,
+    json: Json = False,
+) -> int:
+    """What this machine can and cannot do. Exit 2 where something needed is missing."""
+    from b2gmodel.live.doctor import run_checks
+
+    checks = run_checks(start_server=not quick)
+    missing = [check for check in checks if not check.ok]
+    if json:
+        say_json(
+            {
+                "ready": not missing,
+                "checks": [
+                    {"name": c.name, "state": c.state.name.lower(), "observed": c.observed, "todo": c.todo}
+                    for c in checks
+                ],
+            }
+        )
+        return 2 if missing else 0
+    say("ready for b2g demo" if not missing else f"missing: {', '.join(check.name for check in missing)}")
+    for check in checks:
+        todo = f" -> {check.todo}" if check.todo else ""
+        say(f"  {check.state.value:<16}  {check.name:<16}  {check.observed}{todo}")
+    return 2 if missing else 0

@@ -1,0 +1,97 @@
+"""`b2g demo`: two contrasting workloads on the embedded Triton, from calibration to verdict and figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from b2gmodel.judge import judge
+from b2gmodel.ledger import Ledger
+from b2gmodel.live.calibrate import Progress, Wanted
+from b2gmodel.live.host import describe_software
+from b2gmodel.live.sessions import calibrate_models, measure_frozen
+from b2gmodel.live.target import EmbeddedTarget
+from b2gmodel.live.workloads import load_workloads
+from b2gmodel.predict import DEFAULT_FLIGHTS, predict
+from b2gmodel.records import Measurement, Plan, Prediction, Verdict
+from b2gmodel.report.figure import draw_throughput
+
+# 588 KiB against 4,800 KiB a request: the transport share differs, and so should M*.
+_WORKLOADS: Final = ("resnet50", "yolov8n")
+_SECONDS_PER_RUN: Final = {"resnet50": 1.2, "yolov8n": 2.2}
+_SESSIONS: Final = 4
+_K: Final = 8
+# Shares of the whole time, for the progress shown.
+_CALIBRATION_SHARE: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload's prediction, what was measured, and the judge's word."""
+
+    prediction: Prediction
+    measurement: Measurement
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the demo found, and where it drew it."""
+
+    cases: tuple[Case, ...]
+    figure: Path
+
+    @property
+    def sentence(self) -> str:
+        """The finding in plain words."""
+        parts = [
+            f"{case.prediction.model.name}: M* = {case.verdict.m_star} was predicted and {_OUTCOME[case.verdict.outcome]}"
+            f" (measured peak at M = {case.verdict.best_flights})"
+            for case in self.cases
+        ]
+        return "; ".join(parts)
+
+
+_OUTCOME: Final = {"held": "held", "refuted": "was refuted", "inconclusive": "could not be decided"}
+
+
+def run_demo(folder: Path, progress: Progress) -> Found:
+    """Calibrate both, freeze both predictions, then measure and judge; everything is kept in ``folder``."""
+    table = load_workloads()
+    target = EmbeddedTarget(table)
+    ledger = Ledger(folder / "predictions")
+    wanted = [Wanted(name, (_K,), budget_s=15.0) for name in _WORKLOADS]
+    progress("start the embedded Triton", 0.0)
+    calibrations = calibrate_models(
+        target,
+        wanted,
+        folder=folder / "calibration",
+        name=None,
+        progress=lambda stage, share: progress(stage, share * _CALIBRATION_SHARE),
+    )
+    frozen = []
+    for _, calibration in calibrations:
+        plan = Plan(
+            flights=DEFAULT_FLIGHTS,
+            sessions=_SESSIONS,
+            seconds_per_run=_SECONDS_PER_RUN[calibration.model.name],
+            baseline_concurrency=_K,
+            order_seed=1,
+        )
+        prediction = predict(calibration, k=_K, plan=plan, software=describe_software())
+        frozen.append(ledger.load_frozen(ledger.freeze(prediction)))
+    cases = []
+    for number, (prediction, digest) in enumerate(frozen):
+        first = _CALIBRATION_SHARE + number * (1 - _CALIBRATION_SHARE) / len(frozen)
+
+        def told(stage: str, share: float, first: float = first) -> None:
+            progress(f"measure {stage}", first + share * (1 - _CALIBRATION_SHARE) / len(frozen))
+
+        path, measurement = measure_frozen(ledger, prediction, digest, target, flights=None, name=None, progress=told)
+        verdict = judge(prediction, measurement)
+        ledger.enter_verdict(path.parent, measurement.name, verdict)
+        cases.append(Case(prediction, measurement, verdict))
+    figure = folder / f"{cases[-1].measurement.name}.png"
+    draw_throughput([(case.prediction, case.measurement) for case in cases], figure)
+    return Found(tuple(cases), figure)

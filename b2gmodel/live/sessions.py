@@ -1,0 +1,115 @@
+"""Whole calibrations and measurements on a target, written to their folders."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from b2gmodel.errors import UsageError
+from b2gmodel.ledger import Ledger
+from b2gmodel.live.calibrate import Progress, Table, Wanted, calibrate
+from b2gmodel.live.measure import measure
+from b2gmodel.live.run_loop import run_loop
+from b2gmodel.live.target import Target
+from b2gmodel.records import Calibration, Measurement, Prediction
+from b2gmodel.store import write_record, write_table
+
+RecordT = TypeVar("RecordT", Calibration, Measurement)
+
+
+def calibrate_models(
+    target: Target, wanted: Sequence[Wanted], *, folder: Path, name: str | None, progress: Progress
+) -> list[tuple[Path, Calibration]]:
+    """Calibrate several models in one session; each is written as soon as it is known.
+
+    Args:
+        folder: gets ``NAME.json`` and ``NAME.parquet`` for each model.
+        name: of the calibration; with several models, the model's name is appended. Default: model and time.
+
+    Raises:
+        UsageError: a name is taken, or what ``calibrate`` raises.
+    """
+    names = [_calibration_name(each.model, name, len(wanted) > 1) for each in wanted]
+    for its_name in names:
+        if (folder / f"{its_name}.json").exists():
+            raise UsageError(
+                "there is such a calibration already",
+                where=str(folder / f"{its_name}.json"),
+                hint="records are never overwritten: choose another --name",
+            )
+    written = []
+    with target.session([each.model for each in wanted]) as endpoint:
+        for number, (each, its_name) in enumerate(zip(wanted, names, strict=True)):
+
+            def told(stage: str, share: float, number: int = number) -> None:
+                progress(f"calibrate {stage}", (number + share) / len(wanted))
+
+            calibration, table = run_loop(
+                calibrate(endpoint, each, name=its_name, session_id=uuid.uuid4().hex, progress=told)
+            )
+            written.append(_write(folder, its_name, calibration, table))
+    return written
+
+
+def measure_frozen(
+    ledger: Ledger,
+    prediction: Prediction,
+    digest: str,
+    target: Target,
+    *,
+    flights: tuple[int, ...] | None,
+    name: str | None,
+    progress: Progress,
+) -> tuple[Path, Measurement]:
+    """Measure a frozen prediction's plan, write the measurement beside it and enter it in the ledger.
+
+    Args:
+        flights: M in place of the plan's; a deviation that the measurement states.
+
+    Raises:
+        UsageError: an M that the prediction says nothing about, or what ``measure`` raises.
+    """
+    planned = prediction.plan.flights
+    asked = flights if flights is not None else planned
+    unknown = [m for m in asked if prediction.predictors[0].at(m) is None]
+    if unknown:
+        raise UsageError(
+            "the prediction says nothing about these flights",
+            observed=", ".join(map(str, unknown)),
+            allowed="1 to " + str(prediction.predictors[0].curve[-1].flights),
+            where="--flights",
+        )
+    its_name = name or f"{prediction.name}-measured-{_stamp()}"
+    measurement, table = measure(
+        prediction.model_copy(update={"plan": prediction.plan.model_copy(update={"flights": asked})}),
+        digest,
+        target,
+        name=its_name,
+        progress=progress,
+    )
+    if asked != planned:
+        note = f"flights {list(asked)} were run in place of the frozen plan's {list(planned)}"
+        measurement = measurement.model_copy(update={"notes": (*measurement.notes, note)})
+    path, measurement = _write(ledger.folder, its_name, measurement, table)
+    ledger.note("measure", digest, path.name)
+    return path, measurement
+
+
+def _calibration_name(model: str, name: str | None, several: bool) -> str:
+    if name is None:
+        return f"{model}-{_stamp()}"
+    return f"{name}-{model}" if several else name
+
+
+def _stamp() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
+
+
+def _write(folder: Path, name: str, record: RecordT, table: Table) -> tuple[Path, RecordT]:
+    """The raw table first, so that no record names a file that is not there."""
+    raw = write_table(folder / f"{name}.parquet", table)
+    whole = record.model_copy(update={"raw": raw})
+    return write_record(folder / f"{name}.json", whole), whole

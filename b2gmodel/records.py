@@ -1,0 +1,363 @@
+"""The records, in the order in which they come to be: Calibration, Prediction, Measurement, Verdict.
+
+Each is frozen, versioned and validated on entry, and names the digest of the record before it. Missing is None,
+never 0. Raw times are integer nanoseconds in the Parquet files beside the records; what is derived from them is
+float seconds here. A record's digest is the SHA-256 of its RFC 8785 canonical JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal
+
+import rfc8785
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+Level = Annotated[float, Field(gt=0, lt=1)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Text = Annotated[str, Field(max_length=4096)]
+# Names become file names: letters, digits, dot, dash and underscore, and no leading dot.
+NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+
+
+def _must_increase(flights: tuple[int, ...]) -> tuple[int, ...]:
+    if list(flights) != sorted(set(flights)) or not flights or flights[0] < 1:
+        raise ValueError("flights must be distinct, in increasing order, each at least 1")
+    return flights
+
+
+Flights = Annotated[tuple[int, ...], Field(max_length=256), AfterValidator(_must_increase)]
+
+
+class Record(BaseModel):
+    """What all parts of records share: frozen, no unknown fields, no silent conversion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def canonical_bytes(record: Record) -> bytes:
+    """The record as RFC 8785 canonical JSON."""
+    return rfc8785.dumps(record.model_dump(mode="json"))
+
+
+def digest_of(record: Record) -> str:
+    """SHA-256 of the canonical bytes, 64 hexadecimal digits."""
+    return hashlib.sha256(canonical_bytes(record)).hexdigest()
+
+
+class Estimate(Record):
+    """A mean with its interval and spread. ``low``, ``high``, ``level`` are None where the source states none."""
+
+    mean: Finite
+    low: Finite | None = None
+    high: Finite | None = None
+    level: Level | None = None
+    cv: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    quantiles: dict[str, Finite] | None = None
+
+
+class Host(Record):
+    """Where a record was made."""
+
+    machine: Text
+    processor: Text
+    cores: Count
+    memory_bytes: Count | None
+    kernel: Text
+    governor: Text | None
+    gpu: Text | None
+
+
+class Software(Record):
+    """What made a record."""
+
+    b2gmodel: Text
+    commit: Text | None
+    python: Text
+    packages: dict[str, str]
+
+
+class Clock(Record):
+    """The clock of all times in a record; times of different domains or boots must not be compared."""
+
+    domain: Literal["CLOCK_MONOTONIC"]
+    boot_id: Text
+
+
+class ServerInfo(Record):
+    """The inference server as it described itself."""
+
+    name: Text
+    version: Text
+    address: Text | None
+    embedded: bool
+
+
+class TensorInfo(Record):
+    """An input of the model, without the batch dimension."""
+
+    name: Text
+    datatype: Text
+    shape: tuple[int, ...]
+
+
+class ModelInfo(Record):
+    """The model as its server described it. ``compute`` says whether the work is real or emulated."""
+
+    name: Text
+    compute: Literal["real", "emulated", "none"]
+    compute_table_digest: Digest | None
+    platform: Text
+    max_batch_size: Count | None
+    instances: Annotated[int, Field(ge=1)] | None
+    dynamic_batching: bool | None
+    inputs: tuple[TensorInfo, ...]
+
+
+class Block(Record):
+    """Means over consecutive cycles: the unit that the bootstrap resamples."""
+
+    session: Count
+    cycle_s: Positive
+    service_s: Positive
+
+
+class CountersCheck(Record):
+    """S as the sum of each cycle's counter differences, against the server's own totals over the same cycles."""
+
+    executions: Count
+    service_s: Positive
+    relative_difference: Finite
+
+
+class CalibrationPoint(Record):
+    """Single-flight at one batch size. ``k`` and the times are None where a publication does not state them."""
+
+    k: Annotated[int, Field(ge=1)] | None
+    payload_bytes: Count
+    cycles: Count | None = None
+    warmup_cycles: Count | None = None
+    stopped_by: Literal["precision", "budget"] | None = None
+    elapsed_s: Positive | None = None
+    cycle_s: Estimate | None = None
+    service_s: Estimate | None = None
+    transport_s: Estimate | None = None
+    queue_s: Estimate | None = None
+    transport_share: Estimate | None = None
+    throughput_per_s: Positive | None = None
+    blocks: tuple[Block, ...] | None = None
+    counters: CountersCheck | None = None
+
+
+class RawFile(Record):
+    """The cycles behind a record, in a Parquet file beside it."""
+
+    file: Text
+    sha256: Digest
+    rows: Count
+
+
+class Calibration(Record):
+    """What single-flight shows of one model on one server through one transport."""
+
+    record: Literal["b2g.calibration"] = "b2g.calibration"
+    version: Literal[1] = 1
+    name: Name
+    source: Text
+    host: Host | None
+    software: Software | None
+    clock: Clock | None
+    server: ServerInfo | None
+    model: ModelInfo
+    transport: Text | None
+    session_ids: tuple[str, ...]
+    points: tuple[CalibrationPoint, ...]
+    raw: RawFile | None
+    notes: tuple[str, ...] = ()
+
+    def point(self, k: int | None) -> CalibrationPoint | None:
+        """The point for batches of ``k``, or None."""
+        return next((point for point in self.points if point.k == k), None)
+
+
+class CurvePoint(Record):
+    """Predicted throughput with ``flights`` batches in flight, requests a second."""
+
+    flights: Annotated[int, Field(ge=1)]
+    throughput_per_s: Positive
+    low: Positive | None
+    high: Positive | None
+
+
+class PredictorResult(Record):
+    """What one predictor says. ``m_star_probabilities`` maps M* to its share of the draws."""
+
+    name: Text
+    m_star: Annotated[int, Field(ge=1)]
+    m_star_probabilities: dict[str, Finite] | None
+    peak_per_s: Positive
+    level: Level | None
+    curve: tuple[CurvePoint, ...]
+
+    def at(self, flights: int) -> CurvePoint | None:
+        return next((point for point in self.curve if point.flights == flights), None)
+
+
+class Plan(Record):
+    """What the measurement will run, fixed before it."""
+
+    flights: Flights
+    sessions: Annotated[int, Field(ge=1, le=1000)]
+    seconds_per_run: Positive
+    baseline_concurrency: Annotated[int, Field(ge=1)]
+    order_seed: Count
+
+
+class Claim(Record):
+    """A statement that a measurement can refute: ``quantity comparator bound``."""
+
+    quantity: Literal["regret_at_m_star"]
+    comparator: Literal["<="]
+    bound: Finite
+
+
+class Prediction(Record):
+    """Made from a calibration alone, and frozen: nothing in it depends on when or where it was written."""
+
+    record: Literal["b2g.prediction"] = "b2g.prediction"
+    version: Literal[1] = 1
+    name: Name
+    calibration_name: Name
+    calibration_digest: Digest
+    software: Software
+    server: ServerInfo | None
+    model: ModelInfo
+    transport: Text | None
+    k: Annotated[int, Field(ge=1)] | None
+    payload_bytes: Count
+    seed: Count
+    draws: Count
+    predictors: tuple[PredictorResult, ...]
+    claims: tuple[Claim, ...]
+    plan: Plan
+    notes: tuple[str, ...] = ()
+
+    def predictor(self, name: str) -> PredictorResult:
+        return next(result for result in self.predictors if result.name == name)
+
+
+class Run(Record):
+    """One placement with one number of flights in one session."""
+
+    placement: Literal["C1", "C2", "C3", "C4"]
+    flights: Annotated[int, Field(ge=1)]
+    concurrency: Annotated[int, Field(ge=1)]
+    order: Count
+    duration_s: Positive
+    batches: Count | None
+    requests: Count | None
+    failed: Count | None
+    throughput_per_s: Positive
+    cycle_s: Estimate | None
+    service_s: Finite | None
+    queue_s: Finite | None
+    server_executions: Count | None
+    full_batches: Count | None
+    blocks_per_s: tuple[Finite, ...] | None
+
+
+class Session(Record):
+    """Server, proxy and load started afresh (``server_restarted`` says whether the server was), warmed up, measured."""
+
+    session_id: Text
+    boot_id: Text | None
+    begin_boottime_ns: Annotated[str, Field(pattern=r"^[0-9]+$")] | None
+    server_restarted: bool
+    warmup_batches: Count | None
+    runs: tuple[Run, ...]
+
+
+class Measurement(Record):
+    """What was measured for a frozen prediction. ``preregistered`` is False where the figures came first."""
+
+    record: Literal["b2g.measurement"] = "b2g.measurement"
+    version: Literal[1] = 1
+    name: Name
+    prediction_digest: Digest | None
+    preregistered: bool
+    source: Text
+    host: Host | None
+    software: Software | None
+    clock: Clock | None
+    server: ServerInfo | None
+    model: ModelInfo
+    transport: Text | None
+    k: Annotated[int, Field(ge=1)] | None
+    payload_bytes: Count
+    sessions: tuple[Session, ...]
+    raw: RawFile | None
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_runs(self) -> Measurement:
+        if not any(session.runs for session in self.sessions):
+            raise ValueError("a measurement holds at least one run")
+        return self
+
+
+class Check(Record):
+    """One line of a verdict: what was claimed, what was seen."""
+
+    name: Text
+    outcome: Literal["held", "refuted", "inconclusive"]
+    observed: Text
+    bound: Text
+
+
+class HeightScore(Record):
+    """Predicted against measured throughput with ``flights`` in flight; the error is signed, predicted/measured - 1."""
+
+    predictor: Text
+    flights: Annotated[int, Field(ge=1)]
+    predicted_per_s: Positive
+    measured_per_s: Positive
+    measured_low: Finite | None
+    measured_high: Finite | None
+    error: Finite
+
+
+class Verdict(Record):
+    """The judge's word on one prediction and one measurement."""
+
+    record: Literal["b2g.verdict"] = "b2g.verdict"
+    version: Literal[1] = 1
+    prediction_digest: Digest
+    measurement_digest: Digest
+    preregistered: bool
+    outcome: Literal["held", "refuted", "inconclusive"]
+    m_star: Annotated[int, Field(ge=1)]
+    best_flights: Annotated[int, Field(ge=1)]
+    regret: Finite
+    regret_against_best_other: Estimate
+    checks: tuple[Check, ...]
+    heights: tuple[HeightScore, ...]
+    baseline_per_s: Finite | None
+    sentence: Text
+
+
+AnyRecord = Calibration | Prediction | Measurement | Verdict
+RECORD_TYPES: dict[str, type[Calibration] | type[Prediction] | type[Measurement] | type[Verdict]] = {
+    "b2g.calibration": Calibration,
+    "b2g.prediction": Prediction,
+    "b2g.measurement": Measurement,
+    "b2g.verdict": Verdict,
+}
+
+
+def json_schema(record_type: type[Record]) -> dict[str, Any]:
+    """The record's JSON schema, for the reference pages."""
+    return record_type.model_json_schema()
