@@ -162,8 +162,9 @@ def _place(regret: Estimate, bound: float, *, preregistered: bool) -> tuple[Outc
         if preregistered:
             return "inconclusive", "one session has no interval: measure at least 2 sessions"
         outcome: Outcome = "held" if regret.mean <= bound else "refuted"
-        return outcome, f"{regret.mean:+.1%} against the best other M (the source states no interval)"
-    how = f"{regret.mean:+.1%} against the best other M (90 % interval {regret.low:+.1%} to {regret.high:+.1%})"
+        return outcome, f"X(M*) is {-regret.mean:+.1%} against the best other M (the source states no interval)"
+    interval = f"90 % interval {-regret.high:+.1%} to {-regret.low:+.1%}"
+    how = f"X(M*) is {-regret.mean:+.1%} against the best other M ({interval})"
     if regret.high <= bound:
         return "held", how
     if regret.low > 0 and regret.mean > bound:
@@ -199,9 +200,12 @@ def _sentence(predicted: PredictorResult, outcome: Outcome, at_m_star: MeasuredP
     word = {"held": "held", "refuted": "is refuted", "inconclusive": "is neither held nor refuted"}[outcome]
     promised = predicted.at(predicted.m_star)
     assert promised is not None
+    peak = f"the measured peak, {best.mean:.4g} request/s, is at M = {best.flights}"
+    if best.flights != at_m_star.flights:
+        peak += f", and M* gives {1 - at_m_star.mean / best.mean:.1%} less"
+    height = promised.throughput_per_s / at_m_star.mean
     return (
-        f"The predicted M* = {predicted.m_star} {word}: the measured peak is {best.mean:.4g} request/s at "
-        f"M = {best.flights}, and M* gives {1 - at_m_star.mean / best.mean:.1%} less. The {predicted.name} predictor "
-        f"promised {promised.throughput_per_s:.4g} request/s at M*, "
-        f"{promised.throughput_per_s / at_m_star.mean - 1:+.0%} against what was measured there."
+        f"The predicted M* = {predicted.m_star} {word}: {peak}. The {predicted.name} predictor promised "
+        f"{promised.throughput_per_s:.4g} request/s at M*, {height:.2f} times what was measured there "
+        f"({at_m_star.mean:.4g})."
     )

@@ -65,25 +65,26 @@ class Ledger:
         with self._locked() as entries:
             self._append(event, digest, file, entries, **facts)
 
-    def enter_verdict(self, folder: Path, measurement_name: str, verdict: Verdict) -> Path:
-        """Write a verdict beside its measurement and enter the outcome; the same verdict again changes nothing."""
-        path = folder / f"{measurement_name}-verdict-{digest_of(verdict)[:12]}.json"
-        known = path.exists()
+    def enter_verdict(self, measurement_name: str, verdict: Verdict) -> Path:
+        """Write a verdict and enter the outcome; the same verdict again changes nothing."""
+        path = self.folder / f"{measurement_name}-verdict-{digest_of(verdict)[:12]}.json"
         write_record(path, verdict)
-        if not known:
-            self.note(
-                "outcome",
-                verdict.prediction_digest,
-                path.name,
-                outcome=verdict.outcome,
-                measurement=verdict.measurement_digest,
-            )
+        with self._locked() as entries:
+            if not any(entry.event == "outcome" and entry.file == path.name for entry in entries):
+                self._append(
+                    "outcome",
+                    verdict.prediction_digest,
+                    path.name,
+                    entries,
+                    outcome=verdict.outcome,
+                    measurement=verdict.measurement_digest,
+                )
         return path
 
     def find(self, text: str) -> Path:
         """The file meant by a path, or by at least eight digits of a digest."""
         path = Path(text)
-        if path.exists():
+        if _exists(path):
             return path
         if len(text) >= _MIN_PREFIX and all(char in "0123456789abcdef" for char in text):
             files = {
@@ -183,7 +184,7 @@ def _parse(content: bytes, path: Path) -> list[Entry]:
                 hashlib.sha256(line).hexdigest(),
                 facts,
             )
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise EvidenceError(
                 "the ledger is damaged", observed=f"{type(error).__name__}: {error}", where=where
             ) from error
@@ -198,6 +199,14 @@ def _parse(content: bytes, path: Path) -> list[Entry]:
         entries.append(entry)
         previous = entry.line_digest
     return entries
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file; a text that no path can be is none."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def boot_id() -> str:

@@ -5,6 +5,7 @@ No clock, no file: the same calibration and options give the same prediction, by
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +21,7 @@ from b2gmodel.closed_form import (
 )
 from b2gmodel.errors import EvidenceError, UsageError
 from b2gmodel.records import (
+    NAME_PATTERN,
     Calibration,
     CalibrationPoint,
     Claim,
@@ -72,21 +74,22 @@ def predict(
     Args:
         calibration: what single-flight showed.
         k: which point; None takes the only one, or the largest batch.
-        plan: what will be measured.
+        plan: what will be measured; M* is added to its flights where it is not among them.
         software: what predicts.
         flights: the M of the curve.
         seed, draws: of the bootstrap over the calibration's blocks.
 
     Raises:
-        UsageError: no such point.
-        EvidenceError: the calibration lacks what the closed form needs.
+        UsageError: no such point, a plan of M* alone, or a name that is none.
+        EvidenceError: the calibration lacks what the closed form needs, or its times are not physical.
     """
     point = _choose(calibration, k)
     instances = calibration.model.instances or 1
     single = _single_flight(calibration, point, np.random.default_rng(seed), draws)
+    plan = _plan_with(plan, optimal_flights(single.cycle_to_service, instances))
     result = closed_form_result(single, instances, sorted({*flights, *plan.flights}))
     return Prediction(
-        name=name or (f"{calibration.name}-k{point.k}" if point.k is not None else calibration.name),
+        name=_check_name(name or (f"{calibration.name}-k{point.k}" if point.k is not None else calibration.name)),
         calibration_name=calibration.name,
         calibration_digest=digest_of(calibration),
         software=software,
@@ -119,11 +122,37 @@ def _choose(calibration: Calibration, k: int | None) -> CalibrationPoint:
     return point
 
 
+def _plan_with(plan: Plan, m_star: int) -> Plan:
+    flights = tuple(sorted({*plan.flights, m_star}))
+    if len(flights) == 1:
+        raise UsageError(
+            "the plan measures M* alone: there would be nothing to compare it with",
+            observed=m_star,
+            allowed="at least one other M",
+            where="--flights",
+        )
+    return plan.model_copy(update={"flights": flights})
+
+
+def _check_name(name: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError("this cannot be the prediction's name", observed=name, where="--name", hint="choose another")
+    return name
+
+
 def _single_flight(
     calibration: Calibration, point: CalibrationPoint, rng: np.random.Generator, draws: int
 ) -> SingleFlight:
     if point.cycle_s is not None and point.service_s is not None and point.k is not None:
         batch = point.k
+        if not (point.cycle_s.mean > 0 and point.service_s.mean > 0):
+            raise EvidenceError(
+                "the calibration's times are not physical",
+                observed=f"S = {point.service_s.mean} s of a cycle of {point.cycle_s.mean} s",
+                allowed="> 0",
+                where=calibration.name,
+                hint="calibrate anew: the server's counters booked no time",
+            )
         single = SingleFlight(batch / point.cycle_s.mean, point.cycle_s.mean / point.service_s.mean, None)
         if not point.blocks:
             return single
@@ -133,6 +162,12 @@ def _single_flight(
             return np.stack([batch / means[:, 0], means[:, 0] / means[:, 1]], axis=1)
 
         drawn = bootstrap_blocks(blocks, of_means, draws, rng)
+        if not (drawn > 0).all():
+            raise EvidenceError(
+                "the calibration is too uncertain to predict from: zero lies within reach of its S or C",
+                where=calibration.name,
+                hint="calibrate for longer",
+            )
         return SingleFlight(single.throughput_per_s, single.cycle_to_service, drawn)
     if point.transport_share is not None and point.throughput_per_s is not None:
         ratio = cycle_to_service_from_share(point.transport_share.mean)

@@ -100,8 +100,8 @@ class ServerInfo(Record):
 class TensorInfo(Record):
     """An input of the model, without the batch dimension."""
 
-    name: Text
-    datatype: Text
+    name: Text | None
+    datatype: Text | None
     shape: tuple[int, ...]
 
 
@@ -111,7 +111,7 @@ class ModelInfo(Record):
     name: Text
     compute: Literal["real", "emulated", "none"]
     compute_table_digest: Digest | None
-    platform: Text
+    platform: Text | None
     max_batch_size: Count | None
     instances: Annotated[int, Field(ge=1)] | None
     dynamic_batching: bool | None
@@ -175,7 +175,7 @@ class Calibration(Record):
     model: ModelInfo
     transport: Text | None
     session_ids: tuple[str, ...]
-    points: tuple[CalibrationPoint, ...]
+    points: Annotated[tuple[CalibrationPoint, ...], Field(min_length=1)]
     raw: RawFile | None
     notes: tuple[str, ...] = ()
 
@@ -241,8 +241,8 @@ class Prediction(Record):
     payload_bytes: Count
     seed: Count
     draws: Count
-    predictors: tuple[PredictorResult, ...]
-    claims: tuple[Claim, ...]
+    predictors: Annotated[tuple[PredictorResult, ...], Field(min_length=1)]
+    claims: Annotated[tuple[Claim, ...], Field(min_length=1)]
     plan: Plan
     notes: tuple[str, ...] = ()
 
@@ -251,23 +251,23 @@ class Prediction(Record):
 
 
 class Run(Record):
-    """One placement with one number of flights in one session."""
+    """One placement with one number of flights in one session. A publication states little more than X."""
 
     placement: Literal["C1", "C2", "C3", "C4"]
     flights: Annotated[int, Field(ge=1)]
-    concurrency: Annotated[int, Field(ge=1)]
-    order: Count
-    duration_s: Positive
-    batches: Count | None
-    requests: Count | None
-    failed: Count | None
     throughput_per_s: Positive
-    cycle_s: Estimate | None
-    service_s: Finite | None
-    queue_s: Finite | None
-    server_executions: Count | None
-    full_batches: Count | None
-    blocks_per_s: tuple[Finite, ...] | None
+    concurrency: Annotated[int, Field(ge=1)] | None = None
+    order: Count | None = None
+    duration_s: Positive | None = None
+    batches: Count | None = None
+    requests: Count | None = None
+    failed: Count | None = None
+    cycle_s: Estimate | None = None
+    service_s: Finite | None = None
+    queue_s: Finite | None = None
+    server_executions: Count | None = None
+    full_batches: Count | None = None
+    blocks_per_s: tuple[Finite, ...] | None = None
 
 
 class Session(Record):

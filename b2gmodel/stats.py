@@ -111,10 +111,15 @@ def bootstrap_blocks(
 
     Returns:
         what ``statistic`` returned.
+
+    Raises:
+        EvidenceError: fewer than two blocks, which have no spread.
     """
     n = len(blocks)
+    if n < 2:
+        raise EvidenceError("too few blocks to resample", observed=n, allowed=">= 2", hint="measure longer")
     # A resample's mean has variance (n - 1)/n of the estimator's: spread it by sqrt(n / (n - 1)) about the mean.
     picks = rng.integers(0, n, size=(draws, n))
     means = blocks[picks].mean(axis=1)
     centre = blocks.mean(axis=0)
-    return statistic(centre + (means - centre) * math.sqrt(n / max(1, n - 1)))
+    return statistic(centre + (means - centre) * math.sqrt(n / (n - 1)))

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
+import rfc8785
 from pydantic import ValidationError
 
 from b2gmodel.errors import EvidenceError, UsageError
@@ -154,7 +155,11 @@ def parse_record(content: bytes, record_type: type[RecordT], *, where: str) -> R
             where=where,
             hint="it was edited, or comes from another version; make it anew",
         ) from error
-    if canonical_bytes(record) != content:
+    try:
+        canonical = canonical_bytes(record)
+    except rfc8785.CanonicalizationError:
+        canonical = None  # a number or text that no record of ours can hold
+    if canonical != content:
         raise EvidenceError(
             "the record is not in canonical form: it was edited after it was written",
             where=where,

@@ -18,13 +18,14 @@ KIB: Final = 1024
 _DURATION_UNITS_NS: Final = {
     "ns": 1,
     "us": 1_000,
-    "µs": 1_000,
+    "µs": 1_000,  # the micro sign, and below it the Greek letter that many keyboards give
+    "μs": 1_000,
     "ms": 1_000_000,
     "s": NS_PER_S,
     "min": 60 * NS_PER_S,
 }
 _DURATION: Final = re.compile(
-    r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)\s*([a-zµ]*)\s*", re.IGNORECASE
+    r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)\s*([a-zµμ]*)\s*", re.IGNORECASE
 )
 
 

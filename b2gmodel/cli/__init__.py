@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from b2gmodel.cli import live_commands, record_commands, server_commands
+from b2gmodel.cli import live_commands, record_commands, serve_commands, server_commands
 from b2gmodel.cli.output import complain
 from b2gmodel.errors import B2GError
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 record_commands.register(app)
 live_commands.register(app)
 server_commands.register(app)
+serve_commands.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -45,9 +45,7 @@ def mstar(
         return
     say(f"M* = {answer.m_star}")
     say(f"  {answer.why}")
-    say(
-        f"  cycle {format_duration(answer.cycle_s)}, transport share {answer.transport_share:.1%}, instances {instances}"
-    )
+    say(f"  cycle {format_duration(answer.cycle_s)}, transport share {answer.transport_share:.1%}, g = {instances}")
     say(
         f"  batches a second: {answer.single_flight_rate_per_s:.4g} with one in flight, "
         f"at most {answer.saturation_rate_per_s:.4g} at M* (an upper bound: transports that share a processor or a "
@@ -157,7 +155,7 @@ def validate(
         path = predictions / known[-1]
     measured = read_record(path, Measurement)
     verdict = judge(frozen, measured)
-    verdict_path = ledger.enter_verdict(path.parent, path.stem, verdict)
+    verdict_path = ledger.enter_verdict(measured.name, verdict)
     if figure is not None:
         from b2gmodel.report.figure import draw_throughput
 

@@ -7,23 +7,18 @@ batch. They are read after the batch was delivered, off the timed path.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from b2gmodel.batcher import Placement, Policy
-from b2gmodel.errors import EvidenceError, ServerError
+from b2gmodel.errors import EvidenceError
 from b2gmodel.live.gateway import Flight, Gateway
 from b2gmodel.live.kserve import ControlPlane, ModelCounters, ModelSpec
 from b2gmodel.live.payloads import make_payloads
 from b2gmodel.live.transport import Payload, Transport
-
-# The server books an execution shortly after it has answered.
-_BOOKING_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +51,7 @@ class SingleFlight:
 
     def __init__(self, transport: Transport, control: ControlPlane, model: ModelSpec, k: int, *, run_id: str) -> None:
         self._control, self._model, self._k = control, model, k
-        self._payloads: Sequence[Payload] = make_payloads(model, k)
+        self._payloads: Sequence[Payload] = make_payloads(model, k, transport)
         self._flights: list[Flight] = []
         policy = Policy.for_placement(Placement.C3, batch_size=k, flights=1, concurrency=k, queue_limit=k)
         self._gateway = Gateway(policy, transport, run_id=run_id, on_flight=self._flights.append)
@@ -75,7 +70,8 @@ class SingleFlight:
         await asyncio.gather(*(self._gateway.submit(payload) for payload in self._payloads))
         while not self._flights:
             await asyncio.sleep(0)
-        before, after = self._counters, await self._booked(self._counters)
+        before = self._counters
+        after = await self._control.booked_counters(self._model.name, before.executions + 1)
         self._counters = after
         added = after.of(self._k).since(before.of(self._k))
         if added.executions != 1 or after.executions - before.executions != 1:
@@ -93,24 +89,6 @@ class SingleFlight:
             added.compute_infer_ns,
             added.compute_output_ns,
         )
-
-    async def _booked(self, before: ModelCounters) -> ModelCounters:
-        """The counters once the server has booked the cycle."""
-        deadline_ns = time.monotonic_ns() + round(_BOOKING_TIMEOUT_S * 1e9)
-        while True:
-            counters = await self._control.counters(self._model.name)
-            if counters.executions < before.executions:
-                counters.of(self._k).since(before.of(self._k))
-                raise ServerError("the server's counters ran backwards", where=self._model.name)
-            if counters.of(self._k).executions > before.of(self._k).executions:
-                return counters
-            if time.monotonic_ns() > deadline_ns:
-                raise ServerError(
-                    "the server did not book the batch in its statistics",
-                    observed=f"no execution of batch size {self._k} within {_BOOKING_TIMEOUT_S:g} s",
-                    where=self._model.name,
-                    hint="S cannot be separated from D on a server without batch statistics",
-                )
 
     def server_totals(self) -> tuple[int, int]:
         """Executions and service time (ns) that the server booked from the first cycle to the last."""

@@ -19,8 +19,8 @@ from b2gmodel.report.figure import draw_throughput
 
 # 588 KiB against 4,800 KiB a request: the transport share differs, and so should M*.
 _WORKLOADS: Final = ("resnet50", "yolov8n")
-_SECONDS_PER_RUN: Final = {"resnet50": 1.2, "yolov8n": 2.2}
-_SESSIONS: Final = 4
+_SECONDS_PER_RUN: Final = {"resnet50": 1.2, "yolov8n": 2.5}
+_SESSIONS: Final = 5
 _K: Final = 8
 # Shares of the whole time, for the progress shown.
 _CALIBRATION_SHARE: Final = 0.2
@@ -45,12 +45,11 @@ class Found:
     @property
     def sentence(self) -> str:
         """The finding in plain words."""
-        parts = [
-            f"{case.prediction.model.name}: M* = {case.verdict.m_star} was predicted and {_OUTCOME[case.verdict.outcome]}"
-            f" (measured peak at M = {case.verdict.best_flights})"
+        return "; ".join(
+            f"{case.prediction.model.name}: M* = {case.verdict.m_star} was predicted and "
+            f"{_OUTCOME[case.verdict.outcome]} (measured peak at M = {case.verdict.best_flights})"
             for case in self.cases
-        ]
-        return "; ".join(parts)
+        )
 
 
 _OUTCOME: Final = {"held": "held", "refuted": "was refuted", "inconclusive": "could not be decided"}
@@ -88,9 +87,9 @@ def run_demo(folder: Path, progress: Progress) -> Found:
         def told(stage: str, share: float, first: float = first) -> None:
             progress(f"measure {stage}", first + share * (1 - _CALIBRATION_SHARE) / len(frozen))
 
-        path, measurement = measure_frozen(ledger, prediction, digest, target, flights=None, name=None, progress=told)
+        _, measurement = measure_frozen(ledger, prediction, digest, target, flights=None, name=None, progress=told)
         verdict = judge(prediction, measurement)
-        ledger.enter_verdict(path.parent, measurement.name, verdict)
+        ledger.enter_verdict(measurement.name, verdict)
         cases.append(Case(prediction, measurement, verdict))
     figure = folder / f"{cases[-1].measurement.name}.png"
     draw_throughput([(case.prediction, case.measurement) for case in cases], figure)

@@ -66,6 +66,18 @@ class HttpResponse:
         return str(parsed.get("error", text)) if isinstance(parsed, dict) else text
 
 
+async def _connected(loop: asyncio.AbstractEventLoop, family: int, address: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await loop.sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 @dataclass(slots=True)
 class HttpConnection:
     """A connection that carries one exchange at a time.
@@ -83,30 +95,30 @@ class HttpConnection:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
     async def connect(self) -> None:
-        """Connect, unless connected. Raises ``ServerError`` where nothing answers."""
+        """Connect, unless connected, to the first of the host's addresses that answers.
+
+        Raises:
+            ServerError: none does, or the host is unknown.
+        """
         if self._sock is not None:
             return
         loop = asyncio.get_running_loop()
         try:
             infos = await loop.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-            family, kind, proto, _, address = infos[0]
-            sock = socket.socket(family, kind, proto)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise self._failed("cannot reach the server", error) from error
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(sock, address)
-        except OSError as error:
-            sock.close()
-            raise self._failed("cannot reach the server", error) from error
-        except BaseException:
-            sock.close()
-            raise
-        self._sock = sock
+        last: OSError | None = None
+        for family, _, _, _, address in infos:
+            try:
+                self._sock = await _connected(loop, family, address)
+                return
+            except OSError as error:
+                last = error
+        raise self._failed("cannot reach the server", last) from last
 
     def close(self) -> None:
         """Close at once; a later request connects again."""
@@ -136,7 +148,7 @@ class HttpConnection:
         complete = False
         try:
             response = await self._exchange(method, target, headers, body)
-            complete = response.headers.get("connection", "").lower() != "close"
+            complete = True
             return response
         except OSError as error:
             raise self._failed("the connection to the server broke", error) from error
@@ -208,6 +220,8 @@ class HttpConnection:
         else:
             body = await self._receive_measured(loop, sock, int(headers["content-length"]), rest)
         times.response_end_ns = time.monotonic_ns()
+        if framing.our_state is h11.MUST_CLOSE:
+            self.close()  # the server said so, or ends its answer or speaks a version that does
         return HttpResponse(event.status_code, headers, body, times)
 
     async def _receive_measured(
@@ -251,8 +265,6 @@ class HttpConnection:
                         where=self.address,
                     )
             else:
-                if framing.our_state is h11.MUST_CLOSE or framing.their_state is h11.MUST_CLOSE:
-                    self.close()
                 return memoryview(bytes(body))
 
     def _failed(self, problem: str, error: BaseException | None) -> ServerError:

@@ -1,54 +1,34 @@
-"""The KServe v2 protocol over HTTP: what a server says of its models and counters, and the binary tensor message.
-
-No timing here: the transport that sends the messages takes the stamps.
-"""
+"""The KServe v2 protocol over HTTP, beside inference: what a server says of its models and its counters."""
 
 from __future__ import annotations
 
-import json
-import math
-import struct
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
 from b2gmodel.errors import ServerError, UsageError
-from b2gmodel.live.http import Buffer, HttpConnection, HttpResponse
+from b2gmodel.live.http import HttpConnection, HttpResponse
+from b2gmodel.live.tensors import BYTES_PER_ELEMENT, Result, Tensor, TensorSpec
 
-BYTES_PER_ELEMENT: Final[Mapping[str, int]] = {
-    "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8,
-    "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
-    "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8,
-}  # fmt: skip
-INFERENCE_HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+__all__ = [
+    "BYTES_PER_ELEMENT",
+    "BatchCounters",
+    "ControlPlane",
+    "ModelCounters",
+    "ModelSpec",
+    "Result",
+    "Tensor",
+    "TensorSpec",
+]
 
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor of one request: its shape is without the batch dimension."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one request's tensor. Raises ``UsageError`` for a type of no fixed size."""
-        if self.datatype not in BYTES_PER_ELEMENT:
-            raise UsageError(
-                "a tensor of this type has no fixed size",
-                observed=self.datatype,
-                allowed=", ".join(BYTES_PER_ELEMENT),
-                where=f"tensor {self.name}",
-                hint="calibrate with a model whose inputs have fixed-size elements",
-            )
-        return math.prod(self.shape) * BYTES_PER_ELEMENT[self.datatype]
+_BOOKING_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model as its server describes it, with every dimension known."""
+    """A model as its server describes it, with every dimension of its inputs known; an output's may be -1."""
 
     name: str
     version: str
@@ -57,7 +37,7 @@ class ModelSpec:
     instances: int | None
     dynamic_batching: bool | None
     inputs: tuple[TensorSpec, ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[TensorSpec, ...]
     compute: str
     parameters: Mapping[str, str]
 
@@ -65,6 +45,10 @@ class ModelSpec:
     def payload_bytes(self) -> int:
         """Bytes of one request's inputs."""
         return sum(tensor.row_bytes for tensor in self.inputs)
+
+    def batch_shape(self, tensor: TensorSpec, k: int) -> list[int]:
+        """The shape of a batch of ``k`` as the server counts it: with the batch dimension where the model batches."""
+        return [k, *tensor.shape] if self.max_batch_size > 0 else list(tensor.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +167,26 @@ class ControlPlane:
                 where=name,
             ) from error
 
+    async def booked_counters(self, name: str, executions: int) -> ModelCounters:
+        """The model's statistics once it has booked that many executions in all: it does so just after it answers.
+
+        Raises:
+            ServerError: it did not within ``_BOOKING_TIMEOUT_S``, or its counters ran backwards.
+        """
+        deadline_s = time.monotonic() + _BOOKING_TIMEOUT_S
+        while True:
+            counters = await self.counters(name)
+            if counters.executions >= executions:
+                return counters
+            if time.monotonic() > deadline_s:
+                raise ServerError(
+                    "the server did not book our batches in its statistics",
+                    observed=f"{counters.executions} executions",
+                    allowed=f"{executions} within {_BOOKING_TIMEOUT_S:g} s",
+                    where=name,
+                    hint="did it restart, or does it keep no batch statistics? Then S cannot be separated from D",
+                )
+
     async def _models_hint(self) -> str:
         response = await self._connection.request("POST", "/v2/repository/index", body=[b"{}"])
         if response.status != 200:
@@ -248,10 +252,15 @@ def _spec(
         instances=sum(int(group.get("count", 1)) * max(1, len(group.get("gpus") or ())) for group in groups) or None,
         dynamic_batching="dynamic_batching" in config if config else None,
         inputs=tuple(inputs),
-        outputs=tuple(str(entry["name"]) for entry in metadata.get("outputs", ())),
+        outputs=tuple(_output_spec(entry, max_batch_size > 0) for entry in metadata.get("outputs", ())),
         compute=parameters.get("b2g_compute", "real"),
         parameters=parameters,
     )
+
+
+def _output_spec(entry: dict[str, Any], batched: bool) -> TensorSpec:
+    dims = tuple(int(dim) for dim in entry["shape"])
+    return TensorSpec(str(entry["name"]), str(entry["datatype"]), dims[1:] if batched else dims)
 
 
 def _counters(model_stats: list[dict[str, Any]]) -> ModelCounters:
@@ -271,118 +280,3 @@ def _counters(model_stats: list[dict[str, Any]]) -> ModelCounters:
         queue_ns=int(entry["inference_stats"]["queue"]["ns"]),
         by_batch_size=by_size,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor of an answer; ``data`` is one request's share of it, shape without the batch dimension."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    data: memoryview
-
-
-Result = tuple[Tensor, ...]
-
-
-class InferMessage:
-    """The infer request and its answer for one model and batch size in the binary tensor protocol."""
-
-    def __init__(self, model: ModelSpec, k: int) -> None:
-        self.target = f"/v2/models/{quote(model.name, safe='')}/infer"
-        self._model, self._k = model, k
-        self._batched = model.max_batch_size > 0
-        self._inputs = [
-            {
-                "name": tensor.name,
-                "shape": [k, *tensor.shape] if self._batched else list(tensor.shape),
-                "datatype": tensor.datatype,
-                "parameters": {"binary_data_size": k * tensor.row_bytes},
-            }
-            for tensor in model.inputs
-        ]
-
-    def encode(self, batch_id: str, payloads: Sequence[Sequence[Buffer]]) -> tuple[list[tuple[str, str]], list[Buffer]]:
-        """Headers and body for a batch.
-
-        Args:
-            batch_id: comes back in the answer, and stands in the server's trace.
-            payloads: one sequence a request, holding one buffer an input of the model, in the model's order.
-        """
-        header = json.dumps(
-            {"id": batch_id, "inputs": self._inputs, "parameters": {"binary_data_output": True}},
-            separators=(",", ":"),
-        ).encode()
-        body: list[Buffer] = [header]
-        for position in range(len(self._model.inputs)):
-            body.extend(payload[position] for payload in payloads)
-        headers = [("Content-Type", "application/octet-stream"), (INFERENCE_HEADER_LENGTH, str(len(header)))]
-        return headers, body
-
-    def decode(self, batch_id: str, response: HttpResponse) -> tuple[Result, ...]:
-        """The batch's results, one a request, as views of the response's body.
-
-        Raises:
-            ServerError: the server refused, or its answer does not belong to this batch.
-        """
-        if response.status != 200:
-            raise ServerError(
-                "the server refused the batch",
-                observed=f"HTTP {response.status} {response.error_text()}",
-                where=self._model.name,
-            )
-        try:
-            return self._decode(batch_id, response)
-        except (KeyError, TypeError, ValueError, struct.error) as error:
-            raise self._garbled(f"{type(error).__name__}: {error}") from error
-
-    def _decode(self, batch_id: str, response: HttpResponse) -> tuple[Result, ...]:
-        json_bytes = int(response.headers.get(INFERENCE_HEADER_LENGTH.lower(), response.body.nbytes))
-        answer = json.loads(bytes(response.body[:json_bytes]))
-        if answer.get("id", batch_id) != batch_id:
-            raise self._garbled(f"the answer to batch {answer['id']!r} came for batch {batch_id!r}")
-        rows: list[list[Tensor]] = [[] for _ in range(self._k)]
-        at = json_bytes
-        for output in answer["outputs"]:
-            shape = tuple(int(dim) for dim in output["shape"])
-            size = int(output["parameters"]["binary_data_size"])
-            data = response.body[at : at + size]
-            at += size
-            if data.nbytes != size or (self._batched and (not shape or shape[0] != self._k)):
-                raise self._garbled(f"output {output['name']} has shape {list(shape)} and {data.nbytes} bytes")
-            row_shape = shape[1:] if self._batched else shape
-            for row, part in zip(rows, self._split(output, row_shape, data), strict=True):
-                row.append(Tensor(output["name"], output["datatype"], row_shape, part))
-        if at != response.body.nbytes:
-            raise self._garbled(f"{response.body.nbytes - at} bytes after the last output")
-        return tuple(tuple(row) for row in rows)
-
-    def _split(self, output: dict[str, Any], row_shape: tuple[int, ...], data: memoryview) -> list[memoryview]:
-        """The ``k`` rows of an output, checked against its shape and datatype."""
-        elements = math.prod(row_shape)
-        if output["datatype"] == "BYTES":
-            return _split_bytes(data, self._k, elements)
-        row_bytes = elements * BYTES_PER_ELEMENT[output["datatype"]]
-        if row_bytes * self._k != data.nbytes:
-            raise ValueError(f"{data.nbytes} bytes for {self._k} rows of {row_bytes} in output {output['name']}")
-        return [data[row * row_bytes : (row + 1) * row_bytes] for row in range(self._k)]
-
-    def _garbled(self, observed: str) -> ServerError:
-        return ServerError("the server's answer does not fit the batch", observed=observed, where=self._model.name)
-
-
-def _split_bytes(data: memoryview, rows: int, elements: int) -> list[memoryview]:
-    """Rows of a BYTES tensor: each element is a little-endian 32-bit length and that many bytes."""
-    parts, at = [], 0
-    for _ in range(rows):
-        begin = at
-        for _ in range(elements):
-            (length,) = struct.unpack_from("<I", data, at)
-            at += 4 + length
-            if at > data.nbytes:
-                raise ValueError("a BYTES element is longer than its tensor")
-        parts.append(data[begin:at])
-    if at != data.nbytes:
-        raise ValueError(f"{data.nbytes - at} bytes after the last BYTES element")
-    return parts

@@ -6,58 +6,23 @@ Nothing here feeds a prediction: what it writes is judged, not learnt from.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Final, Literal
 
-import numpy as np
-
-from b2gmodel.batcher import Placement, Policy
-from b2gmodel.errors import B2GError, EvidenceError, ServerError, UsageError
+from b2gmodel.errors import UsageError
 from b2gmodel.ledger import boot_id
-from b2gmodel.live.calibrate import Progress, Table, check_batch, estimate, model_info
-from b2gmodel.live.gateway import Flight, Gateway
+from b2gmodel.live.bench import WARMUP_ROUNDS, Bench, Driven, Setting
+from b2gmodel.live.calibrate import Progress, Table, check_batch, model_info
 from b2gmodel.live.host import describe_clock, describe_host, describe_software
-from b2gmodel.live.kserve import ControlPlane, ModelCounters, ModelSpec
+from b2gmodel.live.kserve import ControlPlane
 from b2gmodel.live.payloads import make_payloads
 from b2gmodel.live.run_loop import run_loop
 from b2gmodel.live.target import Endpoint, Target
-from b2gmodel.live.transport import HttpTransport, Payload
-from b2gmodel.records import Measurement, ModelInfo, Prediction, Run, ServerInfo, Session
-
-_IsOver = Callable[[Sequence[Flight]], bool]
-
-_WARMUP_BATCHES: Final = 12
-_BLOCKS: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One run of a session."""
-
-    placement: Literal["C1", "C3", "C4"]
-    batch_size: int
-    flights: int
-
-    @property
-    def concurrency(self) -> int:
-        """Closed-loop callers: enough to fill every flight, and no more."""
-        return self.batch_size * self.flights
-
-    @property
-    def policy(self) -> Policy:
-        return Policy.for_placement(
-            Placement(self.placement),
-            batch_size=self.batch_size,
-            flights=self.flights,
-            concurrency=self.concurrency,
-            queue_limit=self.concurrency,
-        )
+from b2gmodel.live.transport import HttpTransport, Transport
+from b2gmodel.records import Measurement, ModelInfo, Prediction, ServerInfo, Session
 
 
 @dataclass(slots=True)
@@ -66,15 +31,15 @@ class _Recording:
 
     columns: Table = field(default_factory=dict)
 
-    def add(self, session: int, order: int, setting: Setting, flights: Sequence[Flight], counted_from: int) -> None:
-        for number, flight in enumerate(flights):
+    def add(self, session: int, order: int, setting: Setting, driven: Driven) -> None:
+        for number, flight in enumerate(driven.flights):
             row = {
                 "session": session,
                 "order": order,
                 "placement": setting.placement,
                 "flights": setting.flights,
                 "size": flight.size,
-                "counted": number >= counted_from,
+                "counted": driven.settled <= number < driven.stopped,
                 "failed": flight.failed,
                 "sealed_ns": flight.sealed_ns,
                 "send_begin_ns": flight.times.send_begin_ns,
@@ -166,32 +131,36 @@ async def _session(
 ) -> tuple[Session, tuple[ServerInfo, ModelInfo]]:
     begin_boottime_ns = str(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     control = ControlPlane(endpoint.host, endpoint.port)
+    transport: Transport | None = None
     try:
         about = await control.server_metadata()
-        shapes = {tensor.name: tensor.shape for tensor in prediction.model.inputs}
+        shapes = {tensor.name: tensor.shape for tensor in prediction.model.inputs if tensor.name is not None}
         model = await control.model(prediction.model.name, shapes)
         info = model_info(model, endpoint)
         _check_same_model(prediction.model, info)
         check_batch(model, prediction.k or 1, where="PREDICTION")
-        payloads = make_payloads(model, max(setting.concurrency for setting in settings))
-        bench = _Bench(endpoint, control, model, payloads, f"{digest}.{number}")
-        await bench.warm_up(prediction.k or 1)
+        transport = HttpTransport(endpoint.host, endpoint.port, model)
+        payloads = make_payloads(model, max(setting.concurrency for setting in settings), transport)
+        bench = Bench(transport, control, model, payloads, f"{digest}.{number}")
+        await bench.warm_up(max(settings, key=lambda setting: setting.concurrency))
         runs = []
         for order, setting in enumerate(settings):
             stage = f"{prediction.name} session {number + 1}/{prediction.plan.sessions} {setting.placement}"
             done = (number + order / len(settings)) / prediction.plan.sessions
             progress(f"{stage} M={setting.flights}", done)
-            run, flights, counted_from = await bench.run(setting, order, prediction.plan.seconds_per_run)
-            recording.add(number, order, setting, flights, counted_from)
+            run, driven = await bench.run(setting, order, prediction.plan.seconds_per_run)
+            recording.add(number, order, setting, driven)
             runs.append(run)
     finally:
+        if transport is not None:
+            await transport.aclose()
         control.close()
     session = Session(
         session_id=uuid.uuid4().hex,
         boot_id=boot_id(),
         begin_boottime_ns=begin_boottime_ns,
         server_restarted=restarted,
-        warmup_batches=_WARMUP_BATCHES,
+        warmup_batches=WARMUP_ROUNDS * max(setting.flights for setting in settings),
         runs=tuple(runs),
     )
     address = None if endpoint.embedded else endpoint.address
@@ -222,115 +191,3 @@ def _check_same_model(predicted: ModelInfo, served: ModelInfo) -> None:
                 where=predicted.name,
                 hint="measure on the server that was calibrated, or calibrate and predict anew",
             )
-
-
-class _Bench:
-    """Server, transport and payloads of one session."""
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        control: ControlPlane,
-        model: ModelSpec,
-        payloads: Sequence[Payload],
-        run_id: str,
-    ) -> None:
-        self._endpoint, self._control, self._model = endpoint, control, model
-        self._payloads, self._run_id = payloads, run_id
-
-    async def warm_up(self, k: int) -> None:
-        await self._drive(Setting("C4", k, 2), "w", lambda flights: len(flights) >= _WARMUP_BATCHES)
-
-    async def run(self, setting: Setting, order: int, seconds: float) -> tuple[Run, list[Flight], int]:
-        """One run, its flights in order of delivery, and the number of the first that counts."""
-        before = await self._control.counters(self._model.name)
-        end_ns = time.monotonic_ns() + round(seconds * 1e9)
-        settled = 2 * setting.flights
-        # At least three rounds of flights, however slow the server.
-        enough = settled + 3 * setting.flights + 2
-        flights = await self._drive(
-            setting, str(order), lambda seen: time.monotonic_ns() >= end_ns and len(seen) >= enough
-        )
-        after = await self._control.counters(self._model.name)
-        return self._report(setting, order, flights, settled, before, after), flights, settled
-
-    async def _drive(self, setting: Setting, label: str, is_over: _IsOver) -> list[Flight]:
-        """Closed loop: each caller sends its next request as soon as it has its result.
-
-        Whether the run is over is decided once a flight, before its callers go on: so they leave or stay together,
-        and no batch is left waiting for partners.
-        """
-        flights: list[Flight] = []
-        over = False
-
-        def on_flight(flight: Flight) -> None:
-            nonlocal over
-            flights.append(flight)
-            over = is_over(flights)
-
-        async def caller(payload: Payload) -> None:
-            while not over:
-                await gateway.submit(payload)
-
-        transport = HttpTransport(self._endpoint.host, self._endpoint.port, self._model)
-        gateway = Gateway(setting.policy, transport, run_id=f"{self._run_id}.{label}", on_flight=on_flight)
-        try:
-            await transport.warm(setting.flights)
-            async with asyncio.TaskGroup() as callers:
-                for payload in self._payloads[: setting.concurrency]:
-                    callers.create_task(caller(payload))
-        except* B2GError as errors:
-            raise errors.exceptions[0] from None
-        finally:
-            await transport.aclose()
-        return flights
-
-    def _report(
-        self,
-        setting: Setting,
-        order: int,
-        flights: Sequence[Flight],
-        settled: int,
-        before: ModelCounters,
-        after: ModelCounters,
-    ) -> Run:
-        executions = after.executions - before.executions
-        booked = after.of(setting.batch_size).since(before.of(setting.batch_size))
-        if executions != len(flights) or booked.executions != len(flights):
-            raise EvidenceError(
-                "the server's count of executions is not ours",
-                observed=f"{executions}, of which {booked.executions} of {setting.batch_size} requests",
-                allowed=f"{len(flights)}, all of them of {setting.batch_size} requests",
-                where=f"{self._model.name}, {setting.placement} M={setting.flights}",
-                hint="measure while nobody else uses this model, and with dynamic batching off for C1 and C4",
-            )
-        counted = flights[settled:]
-        delivered_s = np.array([flight.delivered_ns for flight in flights[settled - 1 :]], dtype=np.int64) / 1e9
-        sizes = np.array([flight.size for flight in counted])
-        duration_s = float(delivered_s[-1] - delivered_s[0])
-        if not duration_s > 0:
-            raise ServerError("the run was too short to measure a rate", observed=f"{duration_s} s")
-        cuts = np.linspace(0, len(counted), min(_BLOCKS, len(counted)) + 1).astype(int)
-        blocks = [
-            float(sizes[low:high].sum() / (delivered_s[high] - delivered_s[low]))
-            for low, high in pairwise(cuts.tolist())
-            if delivered_s[high] > delivered_s[low]
-        ]
-        cycles_s = np.array([flight.cycle_ns for flight in counted]) / 1e9
-        return Run(
-            placement=setting.placement,
-            flights=setting.flights,
-            concurrency=setting.concurrency,
-            order=order,
-            duration_s=duration_s,
-            batches=len(counted),
-            requests=int(sizes.sum()),
-            failed=sum(flight.failed for flight in flights),
-            throughput_per_s=float(sizes.sum()) / duration_s,
-            cycle_s=estimate(cycles_s) if len(cycles_s) >= 10 else None,
-            service_s=booked.service_ns / executions / 1e9,
-            queue_s=(after.queue_ns - before.queue_ns) / executions / 1e9,
-            server_executions=executions,
-            full_batches=int((sizes == setting.batch_size).sum()),
-            blocks_per_s=tuple(blocks),
-        )

@@ -6,16 +6,29 @@ import math
 
 import numpy as np
 
-from b2gmodel.live.kserve import ModelSpec, TensorSpec
-from b2gmodel.live.transport import Payload
+from b2gmodel.live.kserve import ModelSpec
+from b2gmodel.live.tensors import TensorSpec
+from b2gmodel.live.transport import Payload, Transport
 
 _SEED = 20260101
 
 
-def make_payloads(model: ModelSpec, count: int) -> list[Payload]:
-    """``count`` distinct payloads: values in [0, 1) for floating types, in 0..1 for whole numbers and truth values."""
+def make_payloads(model: ModelSpec, count: int, transport: Transport) -> list[Payload]:
+    """``count`` distinct payloads, in the memory from which ``transport`` carries them best.
+
+    Values are in [0, 1) for floating types, 0 or 1 for whole numbers and truth values.
+    """
     rng = np.random.default_rng(_SEED)
-    return [tuple(_fill(rng, tensor) for tensor in model.inputs) for _ in range(count)]
+    areas = [transport.payload_memory(count * tensor.row_bytes) for tensor in model.inputs]
+    payloads: list[Payload] = []
+    for row in range(count):
+        parts = []
+        for area, tensor in zip(areas, model.inputs, strict=True):
+            part = area[row * tensor.row_bytes : (row + 1) * tensor.row_bytes]
+            part[:] = _fill(rng, tensor)
+            parts.append(part)
+        payloads.append(tuple(parts))
+    return payloads
 
 
 def _fill(rng: np.random.Generator, tensor: TensorSpec) -> memoryview:

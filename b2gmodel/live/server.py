@@ -132,10 +132,11 @@ class EmbeddedServer:
 
     compute: Final = COMPUTE
 
-    def __init__(self, guard: _Guard, ready: Mapping[str, Any], table: WorkloadTable) -> None:
+    def __init__(self, guard: _Guard, ready: Mapping[str, Any], table: WorkloadTable, models: Sequence[str]) -> None:
         self._guard = guard
         self._end: str | None = None
         self.table_digest = table.digest
+        self.models = tuple(models)
         self.instance_id: str = ready["instance_id"]
         self.http_address = (HOST, int(ready["http_port"]))
         self.grpc_address = (HOST, int(ready["grpc_port"]))
@@ -177,7 +178,7 @@ class EmbeddedServer:
             event = _next_event(guard, timeout_s + _GUARD_MARGIN_S)
             if event.get("event") != "ready":
                 raise _start_failure(event)
-            return cls(guard, event, table)
+            return cls(guard, event, table, models or table.names)
         except BaseException:
             _end(guard)
             raise

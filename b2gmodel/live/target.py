@@ -14,16 +14,18 @@ from b2gmodel.live.workloads import WorkloadTable
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server answers HTTP, for the length of a session."""
+    """Where a server answers HTTP, for the length of a session; and gRPC, where that is known."""
 
     host: str
     port: int
     embedded: bool
     table_digest: str | None
+    grpc_port: int | None = None
 
     @property
     def address(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
 
 class Target(Protocol):
@@ -51,7 +53,7 @@ class EmbeddedTarget:
 
         with EmbeddedServer.start(self.table, models=tuple(models)) as server:
             host, port = server.http_address
-            yield Endpoint(host, port, True, self.table.digest)
+            yield Endpoint(host, port, True, self.table.digest, server.grpc_address[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +63,43 @@ class RemoteTarget:
     host: str
     port: int
     restarts: bool = False
+    grpc_port: int | None = None
 
     def session(self, models: Sequence[str]) -> AbstractContextManager[Endpoint]:
         return self._session()
 
     @contextmanager
     def _session(self) -> Iterator[Endpoint]:
-        yield Endpoint(self.host, self.port, False, None)
+        yield Endpoint(self.host, self.port, False, None, self.grpc_port)
 
 
-def parse_url(url: str, *, where: str = "--url") -> RemoteTarget:
-    """A target from ``http://host:port`` or ``host:port``. Raises ``UsageError``."""
-    text = url if "://" in url else f"http://{url}"
+def parse_url(url: str, *, where: str = "--url", grpc_url: str | None = None) -> RemoteTarget:
+    """A target from ``http://host:port`` or ``host:port``, and its gRPC endpoint from ``host:port``.
+
+    Raises:
+        UsageError: not an address, or two hosts where one server is meant.
+    """
+    allowed = "http://HOST:PORT, with a port from 1 to 65535"
+    hint = "Triton's HTTP endpoint is port 8000 by default"
+    host, port = _host_and_port(url if "://" in url else f"http://{url}", url, where, allowed, hint)
+    if grpc_url is None:
+        return RemoteTarget(host, port)
+    allowed, hint = "HOST:PORT, with a port from 1 to 65535", "Triton's gRPC endpoint is port 8001 by default"
+    grpc_host, grpc_port = _host_and_port(f"http://{grpc_url}", grpc_url, "--grpc-url", allowed, hint)
+    if grpc_host != host:
+        raise UsageError(
+            "the gRPC address is another host's", observed=grpc_url, allowed=f"{host}:PORT", where="--grpc-url"
+        )
+    return RemoteTarget(host, port, grpc_port=grpc_port)
+
+
+def _host_and_port(text: str, given: str, where: str, allowed: str, hint: str) -> tuple[str, int]:
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
         parts, port = urlsplit("http://"), None
-    plain = parts.scheme == "http" and parts.hostname and port and parts.path in ("", "/") and not parts.query
-    if not plain or parts.hostname is None or port is None:
-        raise UsageError(
-            "not the address of a server",
-            observed=url,
-            allowed="http://HOST:PORT, with a port from 1 to 65535",
-            where=where,
-            hint="Triton's HTTP endpoint is port 8000 by default",
-        )
-    return RemoteTarget(parts.hostname, port)
+    plain = parts.scheme == "http" and parts.path in ("", "/") and not parts.query
+    if not plain or not parts.hostname or not port:
+        raise UsageError("not the address of a server", observed=given, allowed=allowed, where=where, hint=hint)
+    return parts.hostname, port

@@ -5,15 +5,18 @@ A transport carries several batches at once, each on a channel of its own, and s
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from b2gmodel.live.http import Buffer, ExchangeTimes, HttpConnection
-from b2gmodel.live.kserve import InferMessage, ModelSpec, Result
+from b2gmodel.live.http import ExchangeTimes
+from b2gmodel.live.http_pool import HttpPool
+from b2gmodel.live.infer import InferMessage, Payload
+from b2gmodel.live.kserve import ModelSpec
+from b2gmodel.live.tensors import Result
 
-Payload = Sequence[Buffer]
-"""One request's inputs: one buffer an input of the model, in the model's order."""
+__all__ = ["Delivery", "HttpTransport", "Payload", "Transport", "ordinary_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,30 @@ class Delivery:
 class Transport(Protocol):
     """Carries batches of one model to its server."""
 
+    @property
+    def name(self) -> str:
+        """As ``--transport`` and the records spell it."""
+        ...
+
+    def payload_memory(self, nbytes: int) -> memoryview:
+        """Writable memory from which payloads travel best, page-aligned, zeroed, already backed by pages.
+
+        Batches of several inputs travel best with the rows of each input side by side in an area of its own.
+        It can be used until the transport is closed. Raises ``SetupError`` where there is not so much.
+        """
+        ...
+
     async def infer(self, batch_id: str, payloads: Sequence[Payload]) -> Delivery:
-        """Send a batch, wait for its results. Raises ``ServerError`` where the server fails."""
+        """Send a batch, wait for its results.
+
+        Args:
+            batch_id: goes to the server, and has to come back from it.
+            payloads: from any memory; they must not change meanwhile.
+
+        Raises:
+            ServerError: the server fails, or answers what does not fit the batch.
+            UsageError: a payload does not fit the model.
+        """
         ...
 
     async def warm(self, channels: int) -> None:
@@ -44,31 +69,30 @@ class HttpTransport:
     name = "http"
 
     def __init__(self, host: str, port: int, model: ModelSpec) -> None:
-        self._host, self._port, self._model = host, port, model
-        self._idle: list[HttpConnection] = []
+        self._model = model
+        self._pool = HttpPool(host, port)
         self._messages: dict[int, InferMessage] = {}
 
+    def payload_memory(self, nbytes: int) -> memoryview:
+        return ordinary_memory(nbytes)
+
     async def infer(self, batch_id: str, payloads: Sequence[Payload]) -> Delivery:
-        message = self._message(len(payloads))
-        headers, body = message.encode(batch_id, payloads)
-        connection = self._idle.pop() if self._idle else HttpConnection(self._host, self._port)
-        try:
-            response = await connection.request("POST", message.target, headers=headers, body=body)
-            return Delivery(message.decode(batch_id, response), response.times)
-        finally:
-            self._idle.append(connection)
-
-    async def warm(self, channels: int) -> None:
-        self._idle.extend(HttpConnection(self._host, self._port) for _ in range(channels - len(self._idle)))
-        for connection in self._idle:
-            await connection.connect()
-
-    async def aclose(self) -> None:
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
-
-    def _message(self, k: int) -> InferMessage:
+        k = len(payloads)
         if k not in self._messages:
             self._messages[k] = InferMessage(self._model, k)
-        return self._messages[k]
+        message = self._messages[k]
+        headers, body = message.encode(batch_id, payloads)
+        response = await self._pool.request("POST", message.target, headers=headers, body=body)
+        return Delivery(message.decode(batch_id, response), response.times)
+
+    async def warm(self, channels: int) -> None:
+        await self._pool.warm(channels)
+
+    async def aclose(self) -> None:
+        self._pool.close()
+
+
+def ordinary_memory(nbytes: int) -> memoryview:
+    """Page-aligned memory of this process, its pages there already: the first use of a fresh one is slow."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    return memoryview(mmap.mmap(-1, max(1, nbytes), flags=flags))[:nbytes]

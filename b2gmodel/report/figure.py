@@ -85,4 +85,4 @@ def _draw_case(panel: Axes, prediction: Prediction, measurement: Measurement) ->
     panel.set_ylabel("throughput X, request/s")
     panel.set_xticks([point.flights for point in curve])
     panel.set_ylim(bottom=0)
-    panel.legend(fontsize=8, loc="lower right")
+    panel.legend(fontsize=8, loc="best")

@@ -1,0 +1,123 @@
+"""The proxy as a process: from a server's address to a drained, counted end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from b2gmodel.batcher import Policy
+from b2gmodel.errors import UsageError
+from b2gmodel.live.kserve import ControlPlane
+from b2gmodel.live.observer import Snapshot
+from b2gmodel.live.proxy import Proxy, ProxyLimits
+from b2gmodel.live.target import Endpoint
+from b2gmodel.live.transports import make_transport
+
+_SPARE_FILES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What to serve, where, and how.
+
+    Attributes:
+        endpoint, model, shapes: the server, its model entry, and sizes for dynamic input dimensions.
+        transport: ``http``, ``grpc`` or ``shm``.
+        policy, limits: of the proxy.
+        host, port, allow_public: where to listen.
+        drain_s: longest time for a graceful end.
+    """
+
+    endpoint: Endpoint
+    model: str
+    shapes: Mapping[str, tuple[int, ...]]
+    transport: str
+    policy: Policy
+    limits: ProxyLimits
+    host: str
+    port: int
+    allow_public: bool
+    drain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a service ended: its counters, and whether all that it had taken was finished."""
+
+    snapshot: Snapshot
+    finished: bool
+
+
+async def serve(service: Service, listening: Callable[[Proxy, tuple[str, int]], None]) -> Ended:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal breaks the draining off.
+
+    Args:
+        service: what to serve.
+        listening: called with the proxy and its address once clients can connect.
+
+    Raises:
+        UsageError, ServerError, SetupError: the server, the model, the address or the limits do not do.
+    """
+    _allow_files(service.limits.connections + service.policy.flights + _SPARE_FILES)
+    control = ControlPlane(service.endpoint.host, service.endpoint.port)
+    try:
+        model = await control.model(service.model, service.shapes)
+    finally:
+        control.close()
+    transport = make_transport(service.transport, service.endpoint, model)
+    try:
+        run_id = f"serve-{uuid.uuid4().hex[:8]}"
+        proxy = Proxy(model, service.policy, transport, run_id=run_id, limits=service.limits)
+        await transport.warm(service.policy.flights)
+        try:
+            signals = _signals()
+            address = await proxy.start(service.host, service.port, allow_public=service.allow_public)
+            listening(proxy, address)
+            await signals.get()
+            finished = await _drain(proxy, service.drain_s, signals)
+        finally:
+            await proxy.aclose()
+        return Ended(proxy.snapshot(), finished)
+    finally:
+        await transport.aclose()
+
+
+async def _drain(proxy: Proxy, limit_s: float, signals: asyncio.Queue[signal.Signals]) -> bool:
+    draining = asyncio.ensure_future(proxy.drain(limit_s))
+    again = asyncio.ensure_future(signals.get())
+    await asyncio.wait({draining, again}, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    if draining.done():
+        return draining.result()
+    draining.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await draining
+    return False
+
+
+def _signals() -> asyncio.Queue[signal.Signals]:
+    """The signals to stop, as they come."""
+    queue: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, queue.put_nowait, number)
+    return queue
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise this process's limit on open files where the system lets us. Raises ``UsageError`` where it does not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        raise UsageError(
+            "more connections than this process may have files open",
+            observed=f"{wanted} files",
+            allowed=f"{hard} (ulimit -Hn)",
+            where="--connections",
+        )
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
