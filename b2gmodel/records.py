@@ -134,6 +134,77 @@ class CountersCheck(Record):
     relative_difference: Finite
 
 
+class LegTimes(Record):
+    """Where a cycle's time goes: the median of each leg; None where nothing tells it from its neighbour.
+
+    ``residual_share``: median distance between the legs' sum and the cycle, as a share of the cycle.
+    ``trace_difference``: S by the server's trace against S by its counters, relative; None without a trace.
+    """
+
+    cycles: Count
+    formation_wait_s: Finite | None
+    pack_s: Finite | None
+    send_s: Finite | None
+    server_receive_s: Finite | None
+    queue_s: Finite | None
+    compute_input_s: Finite | None
+    compute_infer_s: Finite | None
+    compute_output_s: Finite | None
+    return_s: Finite | None
+    unsplit_s: Finite | None
+    deliver_s: Finite | None
+    residual_s: Finite | None
+    residual_share: Finite
+    trace_difference: Finite | None
+
+
+class SelfTestLeg(Record):
+    """A delay injected into one leg by the fake server, and how much of it the instrument booked there."""
+
+    leg: Text
+    injected_s: Positive
+    recovered_s: Finite
+
+
+class TransportPoint(Record):
+    """The null model with ``flights`` batches in flight: the transport, and the null's own instance time.
+
+    ``transport_s`` is the mean cycle less the null's queue and service time; ``rate_per_s`` is flights over that:
+    the batches a second that so many batches in transport would make.
+    """
+
+    flights: Annotated[int, Field(ge=1)]
+    batches_per_s: Estimate
+    cycle_s: Positive
+    service_s: Positive
+    queue_s: Finite
+    transport_s: Positive
+    rate_per_s: Estimate
+
+
+class TransportLaw(Record):
+    """The transport alone, measured against a model that computes nothing: rate against batches in flight."""
+
+    null_model: Text
+    k: Annotated[int, Field(ge=1)]
+    batch_bytes: Count
+    points: tuple[TransportPoint, ...]
+
+
+class ComputePoint(Record):
+    """Service time with ``flights`` batches on as many instances: at most g in flight, so never a scored point."""
+
+    flights: Annotated[int, Field(ge=1)]
+    service_s: Positive
+
+
+class ComputeLaw(Record):
+    """S(j), j = 1..g instances busy, at one batch size."""
+
+    k: Annotated[int, Field(ge=1)]
+    points: tuple[ComputePoint, ...]
+
+
 class CalibrationPoint(Record):
     """Single-flight at one batch size. ``k`` and the times are None where a publication does not state them."""
 
@@ -151,6 +222,10 @@ class CalibrationPoint(Record):
     throughput_per_s: Positive | None = None
     blocks: tuple[Block, ...] | None = None
     counters: CountersCheck | None = None
+    disturbance: Estimate | None = None
+    legs: LegTimes | None = None
+    transport_law: TransportLaw | None = None
+    compute_law: ComputeLaw | None = None
 
 
 class RawFile(Record):
@@ -177,6 +252,7 @@ class Calibration(Record):
     session_ids: tuple[str, ...]
     points: Annotated[tuple[CalibrationPoint, ...], Field(min_length=1)]
     raw: RawFile | None
+    self_test: tuple[SelfTestLeg, ...] | None = None
     notes: tuple[str, ...] = ()
 
     def point(self, k: int | None) -> CalibrationPoint | None:

@@ -84,11 +84,16 @@ def mean_interval(series: Floats, level: float = 0.95, blocks: int = 20) -> Inte
     return Interval(mean, mean - of_blocks.half_width, mean + of_blocks.half_width, level)
 
 
-def warmup_length(series: Floats) -> int | None:
+def warmup_length(series: Floats, slack: float = 0.0) -> int | None:
     """How many samples to drop from the front, by MSER-5 (White 1997; White, Cobb & Spratt 2000).
 
     The cut that minimises the standard error of what remains, searched over the first half of the series. None
     where the minimum lies at the end of that half: then no steady state was reached within the series.
+
+    Args:
+        series: shape [n], in order of time.
+        slack: relative. Takes the earliest cut whose score is within this of the least: cutting by the very least
+            leaves out chance peaks, too, and what remains then varies less than it should.
     """
     groups = len(series) // _MSER_GROUP
     if groups < 4:
@@ -97,7 +102,9 @@ def warmup_length(series: Floats) -> int | None:
     last = groups // 2
     scores = [float(np.var(means[cut:])) / (groups - cut) for cut in range(last + 1)]
     best = int(np.argmin(scores))
-    return None if best == last else best * _MSER_GROUP
+    if best == last:
+        return None
+    return next(cut for cut, score in enumerate(scores) if score <= scores[best] * (1 + slack)) * _MSER_GROUP
 
 
 def bootstrap_blocks(

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from proxy_parts import KIB, Order, http_sink, null_model, process, resident_bytes, wire_load
 
 from b2gmodel.batcher import Policy
-from b2gmodel.live.gateway import Flight
+from b2gmodel.flights import Flight
 from b2gmodel.live.observer import Outcome
 from b2gmodel.live.proxy import Proxy
 from b2gmodel.live.run_loop import run_loop
@@ -30,6 +30,7 @@ from b2gmodel.live.transport import HttpTransport
 
 BAR_BYTES = 16 * KIB
 GROWTH_BAR_BYTES = 1024 * KIB
+PATIENCE_NS = 5_000_000  # so that the last requests of a load, too few for a batch, are sent
 LARGE_BYTES, SMALL_BYTES = 4800 * KIB, 588 * KIB
 
 
@@ -55,7 +56,7 @@ async def measure(requests: int, sink: tuple[str, int], clients: Connection) -> 
     for k, flights, count in ((1, 1, 60), (8, 2, 320)):
         model = null_model(LARGE_BYTES)
         transport = HttpTransport(*sink, model)
-        proxy = Proxy(model, Policy(k, flights, 16), transport, run_id="copies")
+        proxy = Proxy(model, Policy(k, flights, 16, PATIENCE_NS), transport, run_id="copies")
         place = await proxy.start("127.0.0.1", 0)
         await _load(clients, Order(place, k * flights, LARGE_BYTES, count=2 * k * flights))
         tracemalloc.start()
@@ -72,7 +73,7 @@ async def measure(requests: int, sink: tuple[str, int], clients: Connection) -> 
         await transport.aclose()
     model = null_model(SMALL_BYTES)
     transport = HttpTransport(*sink, model)
-    proxy = Proxy(model, Policy(8, 2, 16), transport, run_id="growth")
+    proxy = Proxy(model, Policy(8, 2, 16, PATIENCE_NS), transport, run_id="growth")
     place = await proxy.start("127.0.0.1", 0)
     await _load(clients, Order(place, 16, SMALL_BYTES, count=requests // 10))
     before = resident_bytes()

@@ -181,7 +181,7 @@ async def chaos(place: tuple[str, int], tally: Tally, requests: int, seed: int) 
 
     async def one(client: int) -> None:
         nonlocal left
-        rng = random.Random(f"{seed}/{client}")  # noqa: S311 - repeatable, no secret
+        rng = random.Random(f"{seed}/{client}")
         caller: Caller | None = None
         quota, number = requests // CHAOS_CLIENTS, 0
         while number < quota or (caller is not None and caller.open):

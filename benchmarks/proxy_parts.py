@@ -6,6 +6,7 @@ Everything that runs beside the thing measured runs in its own process, so that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import multiprocessing as mp
 import resource
@@ -86,10 +87,8 @@ def _accept(pipe: Connection, serve: Callable[[socket.socket], None]) -> None:
 
 
 def _serve_one(serve: Callable[[socket.socket], None], sock: socket.socket) -> None:
-    try:
+    with sock, contextlib.suppress(ConnectionError):
         serve(sock)
-    except OSError:
-        sock.close()
 
 
 def _swallow_raw(sock: socket.socket, message_bytes: int) -> None:
@@ -107,7 +106,7 @@ def _swallow_http(sock: socket.socket) -> None:
             if not got:
                 return
             filled += got
-        fields = dict(line.lower().split(b": ", 1) for line in head[:end].split(b"\r\n")[1:])
+        fields = dict(line.lower().split(b": ", 1) for line in bytes(head[:end]).split(b"\r\n")[1:])
         length, json_bytes = int(fields[b"content-length"]), int(fields[b"inference-header-content-length"])
         if len(room) < length:
             room = memoryview(bytearray(length))
@@ -288,7 +287,15 @@ def _closed_loop(order: Order, one: Callable[[socket.socket, int], None]) -> Loa
     latencies_s: list[float] = []
     quotas = None if order.count is None else [order.count // order.connections] * order.connections
 
+    failures: list[Exception] = []
+
     def client(index: int) -> None:
+        try:
+            ask(index)
+        except Exception as failure:
+            failures.append(failure)
+
+    def ask(index: int) -> None:
         with socket.create_connection(order.address) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             number = 0
@@ -307,6 +314,8 @@ def _closed_loop(order: Order, one: Callable[[socket.socket, int], None]) -> Loa
         thread.start()
     for thread in threads:
         thread.join()
+    if failures:
+        raise RuntimeError(f"{len(failures)} of {order.connections} clients failed, one with: {failures[0]}")
     return Loaded(len(latencies_s), order.seconds or time.monotonic() - begin_s, latencies_s)
 
 

@@ -1,12 +1,12 @@
 """What the proxy costs: D0 against C1, with where the time goes; and the bytes it moves against a bare forwarder.
 
-    python benchmarks/proxy_tax.py [--seconds 3] [--rounds 3] [--no-tax]
+    python benchmarks/proxy_tax.py [--seconds 3] [--rounds 5] [--no-tax]
 
 Tax: c callers, one request of 588 KiB each, straight to the server over our own HTTP transport (D0) and through
 the proxy passing requests on one by one (C1), by turns, against the real server's null entry where the embedded
 server is installed. It is stated; it has no bar.
 
-Bytes: c clients send 588 KiB requests as fast as they are answered, through the proxy (k = 8, M = 4) to a server
+Bytes: c clients send 588 KiB requests as fast as they are answered, through the proxy (k = 8, M = 2) to a server
 that swallows them, and through a forwarder of two sockets a client on the same loop to one that does the same.
 Held where the proxy moves at least half of the forwarder's bytes a second, at the median of the rounds' ratios.
 """
@@ -45,7 +45,7 @@ from b2gmodel.live.kserve import ControlPlane, ModelSpec
 PAYLOAD_BYTES = 588 * KIB
 BAR = 0.5
 CLIENTS = (1, 16, 100)
-MOVERS = 16
+MOVERS = 32
 
 
 def main() -> int:
@@ -75,7 +75,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-tax", action="store_true", help="only the bytes moved")
     return parser.parse_args()
 
@@ -222,7 +222,7 @@ def _median_ms(values_s: Sequence[float]) -> float:
 def _bytes_moved(seconds: float, rounds: int) -> list[float]:
     """Rounds of the proxy's bytes a second over the forwarder's, by turns."""
     ratios = []
-    policy = Policy(batch_size=8, flights=4, queue_limit=256, formation_deadline_ns=0)
+    policy = Policy(batch_size=8, flights=2, queue_limit=256, formation_deadline_ns=5_000_000)
     with (
         process(http_sink) as sink,
         process(raw_sink, PAYLOAD_BYTES) as bare_sink,

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from b2gmodel.batcher import Placement, Policy
 from b2gmodel.errors import EvidenceError
-from b2gmodel.live.gateway import Flight, Gateway
+from b2gmodel.flights import Flight
+from b2gmodel.live.gateway import Gateway
 from b2gmodel.live.kserve import ControlPlane, ModelSpec
 from b2gmodel.live.payloads import make_payloads
 from b2gmodel.live.run_loop import run_loop
@@ -174,7 +175,7 @@ def main() -> int:
     with EmbeddedServer.start(table, models=workloads) as server:
         endpoint = Endpoint(*server.http_address, True, server.table_digest, server.grpc_address[1])
         for workload in workloads:
-            rng = random.Random(options.seed)  # noqa: S311 - an order, no secret
+            rng = random.Random(options.seed)
             rows += run_loop(measure(endpoint, workload, options.rounds, rng))
             if why_no_perf_analyzer() is None:
                 analyzer[workload] = perf_analyzer_cycle_ms(endpoint, workload, options.rounds)

@@ -161,7 +161,7 @@ MUTATIONS: tuple[Mutation, ...] = (flip, set_field, set_anywhere, cut, insert, s
 
 def fuzz(frames: int, seed: int) -> Tally:
     """Reads ``frames`` mutated frames and tallies what became of them. Deterministic in ``seed``."""
-    rng = random.Random(seed)  # noqa: S311 - a repeatable sequence is the point
+    rng = random.Random(seed)
     corpus = sound_frames()
     arena = memoryview(bytearray(LIMITS.payload_bytes))
     tally = Tally()

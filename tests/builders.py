@@ -85,9 +85,7 @@ def calibration(*points: CalibrationPoint, model: ModelInfo | None = None, name:
 
 
 def plan(flights: Sequence[int] = (1, 2, 3, 4), sessions: int = 4) -> Plan:
-    return Plan(
-        flights=tuple(flights), sessions=sessions, seconds_per_run=1.0, baseline_concurrency=8, order_seed=1
-    )
+    return Plan(flights=tuple(flights), sessions=sessions, seconds_per_run=1.0, baseline_concurrency=8, order_seed=1)
 
 
 def prediction(of: Calibration | None = None, *, flights: Sequence[int] = (1, 2, 3, 4)) -> Prediction:

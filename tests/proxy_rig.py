@@ -12,8 +12,7 @@ import uvloop
 
 from b2gmodel.batcher import Policy
 from b2gmodel.errors import ServerError
-from b2gmodel.live.gateway import Flight
-from b2gmodel.live.http import ExchangeTimes
+from b2gmodel.flights import ExchangeTimes, Flight
 from b2gmodel.live.kserve import ModelSpec, Tensor, TensorSpec
 from b2gmodel.live.observer import Outcome
 from b2gmodel.live.proxy import Proxy, ProxyLimits

@@ -11,8 +11,8 @@ import pytest
 
 from b2gmodel.batcher import Policy, RefusalReason
 from b2gmodel.errors import B2GError, ServerError
-from b2gmodel.live.gateway import ExpiredError, Flight, Gateway, RefusedError
-from b2gmodel.live.http import ExchangeTimes
+from b2gmodel.flights import ExchangeTimes, Flight
+from b2gmodel.live.gateway import ExpiredError, Gateway, RefusedError
 from b2gmodel.live.tensors import Result, Tensor
 from b2gmodel.live.transport import Delivery, Payload, ordinary_memory
 
@@ -180,7 +180,6 @@ def test_a_defect_of_ours_reaches_the_callers_and_is_not_swallowed() -> None:
             await task
         await turn(lambda: not bench.gateway._flights)
         assert bench.flights == []
-        del bench
         return seen
 
     import gc

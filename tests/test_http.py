@@ -126,7 +126,7 @@ class TestRequests:
 
         values = np.arange(6, dtype=np.float32).reshape(2, 3)
         with connected([GREETING]) as (peer, connection):
-            run(connection.request("POST", "/", body=[memoryview(values)]))
+            run(connection.request("POST", "/", body=[values.data]))
         assert peer.requests[0].endswith(b"Content-Length: 24\r\n\r\n" + values.tobytes())
 
     def test_more_pieces_than_one_system_call_takes(self) -> None:
@@ -158,7 +158,9 @@ class TestResponses:
         assert bytes(one(head + body[:70_000], body[70_000:]).body) == body
 
     def test_chunked(self) -> None:
-        response = one(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n", b"3;x=y\r\nabc\r\n0\r\n\r\n")
+        response = one(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n", b"3;x=y\r\nabc\r\n0\r\n\r\n"
+        )
         assert bytes(response.body) == b"okabc"
 
     def test_until_the_end_of_the_connection(self) -> None:
@@ -229,10 +231,14 @@ class TestBrokenAnswers:
         assert refused(*pieces) == problem
 
     @pytest.mark.parametrize(
-        "head", [b"Content-Length: 11\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nb\r\n01234567890\r\n0\r\n\r\n", b"\r\n"]
+        "head",
+        [b"Content-Length: 11\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nb\r\n01234567890\r\n0\r\n\r\n", b"\r\n"],
     )
     def test_longer_than_the_limit(self, head: bytes) -> None:
-        assert refused(b"HTTP/1.1 200 OK\r\n" + head + b"01234567890", b"", body_limit_bytes=10) == "the answer is too long"
+        assert (
+            refused(b"HTTP/1.1 200 OK\r\n" + head + b"01234567890", b"", body_limit_bytes=10)
+            == "the answer is too long"
+        )
 
     def test_an_absurd_length_takes_no_memory(self) -> None:
         assert refused(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999999\r\n\r\n") == "the answer is too long"

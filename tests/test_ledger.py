@@ -167,45 +167,43 @@ class TestVerdicts:
         assert [entry.event for entry in ledger.entries()] == ["freeze", "outcome"]
 
 
+# One process loads the package and forks a child for each source; they wait on a pipe and are let go all at once.
 FREEZE = """
-import sys
+import os, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-import builders
 from b2gmodel.ledger import Ledger
-prediction = builders.prediction(builders.calibration(name=sys.argv[3]))
+from b2gmodel.records import Prediction
 {before}
-print("ready", flush=True)
-sys.stdin.readline()
-Ledger(Path(sys.argv[1])).freeze(prediction)
+gate, opener = os.pipe()
+children = []
+for source in sys.argv[2:]:
+    child = os.fork()
+    if child == 0:
+        os.close(opener)
+        prediction = Prediction.model_validate_json(Path(source).read_bytes())
+        os.read(gate, 1)
+        Ledger(Path(sys.argv[1])).freeze(prediction)
+        os._exit(0)
+    children.append(child)
+os.close(opener)
+codes = [os.waitpid(child, 0)[1] for child in children]
+print(codes)
 """
-HERE = str(Path(__file__).parent)
 
 
-def freezer(ledger: Ledger, name: str, before: str = "") -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", FREEZE.format(before=before), str(ledger.folder), HERE, name],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+def freezers(ledger: Ledger, *names: str, before: str = "") -> list[str]:
+    """The command that freezes, all at once, a prediction from a calibration of each name."""
+    sources = [ledger.folder.parent / f"{name}.json" for name in names]
+    for source in sources:
+        source.write_bytes(canonical_bytes(builders.prediction(builders.calibration(name=source.stem))))
+    return [sys.executable, "-c", FREEZE.format(before=before), str(ledger.folder), *map(str, sources)]
 
 
 def test_twenty_processes_at_once_make_one_chain(ledger: Ledger) -> None:
-    """Half of them freeze the same prediction. All are started before any is let go."""
+    """Half of them freeze the same prediction."""
     names = [f"cal{number}" for number in range(10)] + ["same"] * 10
-    processes = [freezer(ledger, name) for name in names]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write(b"go\n")
-            process.stdin.flush()
-    finally:
-        for process in processes:
-            process.communicate()
-    assert [process.returncode for process in processes] == [0] * 20
+    done = subprocess.run(freezers(ledger, *names), capture_output=True, text=True, check=True)
+    assert done.stdout == f"{[0] * 20}\n"
     files = [entry.file for entry in ledger.entries()]
     assert len(files) == len(set(files)) == 11
     assert {ledger.load_frozen(ledger.folder / file)[0].calibration_name for file in files} == set(names)
@@ -222,7 +220,7 @@ class Torn:
     def fileno(self): return self.stream.fileno()
     def write(self, line):
         self.stream.write(line[:len(line) // 2]); self.stream.flush()
-        print("torn", flush=True); sys.stdin.read()
+        print(os.getpid(), flush=True); sys.stdin.read()
 opened = Path.open
 def tearing(path, mode="r", **rest):
     stream = opened(path, mode, **rest)
@@ -236,13 +234,12 @@ Path.open = tearing
 def test_killed_in_the_middle_of_a_line_leaves_a_valid_ledger(ledger: Ledger) -> None:
     first = ledger.freeze(builders.prediction())
     whole = ledger.path.read_bytes()
-    with freezer(ledger, "torn", DIE) as process:
-        assert process.stdin is not None
+    with subprocess.Popen(
+        freezers(ledger, "torn", before=DIE), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
-        process.stdin.write(b"go\n")
-        process.stdin.flush()
-        assert [process.stdout.readline() for _ in range(2)] == [b"ready\n", b"torn\n"]
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(int(process.stdout.readline()), signal.SIGKILL)
+        assert process.stdout.read() == f"[{signal.SIGKILL:d}]\n".encode()
     assert len(ledger.path.read_bytes()) > len(whole)
     # Readers do not see the torn line; the next writer cuts it off, and the lock died with its holder.
     assert [entry.file for entry in ledger.entries()] == [first.name]

@@ -108,6 +108,21 @@ def line_work(line: Line, seed: np.random.SeedSequence, rows: int) -> np.ndarray
     return Draws(line.times, seed).block()[:rows]
 
 
+def test_delays_before_one_server_take_the_short_way_and_depart_the_same() -> None:
+    """Random lines are seldom of this make, and the kernel has a loop of its own for it."""
+    for case in range(100):
+        rng = np.random.default_rng([8, case])
+        delays = [Station.delay(f"d{number}") for number in range(rng.integers(0, 4))]
+        route = tuple(station.name for station in delays)
+        times = Independent([a_distribution(rng) for _ in range(len(route) + 1)])
+        line = Line((*delays, Station.queue("gpu")), (*route, "gpu"), times)
+        flights, seed = int(rng.integers(1, 9)), np.random.SeedSequence(case)
+        outcome = simulate(Scenario(Policy(1, flights, flights), line, Closed(flights)), seed, flights=FLIGHTS)
+        kernel = Kernel(line, flights, seed)
+        fast = kernel.advance(line_work(line, seed, FLIGHTS + flights))
+        assert_same(outcome, fast)
+
+
 def test_a_planted_error_of_a_billionth_is_seen() -> None:
     line = Line((Station.delay("a"), Station.queue("b")), ("a", "b"), Independent([Exponential(1.0), Exponential(1.0)]))
     seed = np.random.SeedSequence(1)

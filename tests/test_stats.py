@@ -53,7 +53,7 @@ def test_the_coverage_check_fails_where_correlation_is_ignored() -> None:
 def test_student_interval_by_hand() -> None:
     # n = 4, mean 2.5, s = 1.29099, t(3, 0.975) = 3.18245: half-width 2.05426.
     seen = student_interval(np.array([1.0, 2.0, 3.0, 4.0]))
-    assert (seen.mean, seen.half_width) == (pytest.approx(2.5), pytest.approx(2.05426, rel=1e-5))
+    assert (seen.mean, seen.half_width) == pytest.approx((2.5, 2.05426), rel=1e-5)
 
 
 def test_the_mean_is_of_all_samples_even_where_blocks_leave_some_out() -> None:

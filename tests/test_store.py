@@ -138,7 +138,9 @@ class TestDamage:
         assert isinstance(error, EvidenceError)
         assert len(error.line()) < 400
 
-    @pytest.mark.parametrize("content", [b"[]", b"7", b"null", b"{}", b'"\xed\xa0\x80"', b'{"record": "b2g.prediction"}', b'{"record": []}'])
+    @pytest.mark.parametrize(
+        "content", [b"[]", b"7", b"null", b"{}", b'"\xed\xa0\x80"', b'{"record": "b2g.prediction"}', b'{"record": []}']
+    )
     def test_another_kind(self, path: Path, content: bytes) -> None:
         error = self.seen(path, content)
         assert isinstance(error, UsageError)
@@ -165,7 +167,9 @@ class TestDamage:
         assert isinstance(self.seen(path, canonical_bytes(builders.calibration()) + tail), EvidenceError)
 
     def test_a_number_that_canonical_json_cannot_hold(self, path: Path) -> None:
-        content = canonical_bytes(builders.calibration()).replace(b'"payload_bytes":48', b'"payload_bytes":9007199254740993')
+        content = canonical_bytes(builders.calibration()).replace(
+            b'"payload_bytes":48', b'"payload_bytes":9007199254740993'
+        )
         assert isinstance(self.seen(path, content), EvidenceError)
 
     def test_too_long(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

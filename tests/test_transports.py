@@ -14,7 +14,6 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from b2gmodel.errors import ServerError, SetupError, UsageError
@@ -27,10 +26,10 @@ from b2gmodel.live.payloads import make_payloads
 from b2gmodel.live.repository import embedded_repository
 from b2gmodel.live.server import EmbeddedServer
 from b2gmodel.live.shm_transport import ShmTransport
-from b2gmodel.live.target import Endpoint, parse_url
-from b2gmodel.live.tensors import Result, Tensor, TensorSpec, split_batch
-from b2gmodel.live.transport import HttpTransport, Transport
-from b2gmodel.live.transports import DEFAULT_TRANSPORT, TransportName, make_transport
+from b2gmodel.live.target import Endpoint
+from b2gmodel.live.tensors import Result
+from b2gmodel.live.transport import Transport
+from b2gmodel.live.transports import TransportName, make_transport
 from b2gmodel.live.workloads import FINGERPRINT_BYTES, WorkloadTable, fingerprint, load_workloads
 
 real = [
@@ -402,89 +401,3 @@ class TestOnTheFakeServer:
 
         against(endpoint_of(fake), "m", "shm", work)
         assert names() == []
-
-
-class TestSplit:
-    DECLARED = (TensorSpec("a", "INT16", (2,)), TensorSpec("b", "FP32", (-1,)))
-    A = Tensor("a", "INT16", (3, 2), memoryview(bytes(range(12))))
-    B = Tensor("b", "FP32", (3, 1), memoryview(bytes(range(12))))
-
-    def split(self, *outputs: Tensor) -> tuple[Result, ...]:
-        return split_batch(outputs, self.DECLARED, rows=3, batched=True)
-
-    def test_rows_in_the_declared_order(self) -> None:
-        assert self.split(self.B, self.A) == self.split(self.A, self.B)
-        assert [datas(row) for row in self.split(self.B, self.A)] == [
-            [bytes(range(4 * row, 4 * row + 4))] * 2 for row in range(3)
-        ]
-
-    @pytest.mark.parametrize(
-        ("outputs", "words"),
-        [
-            ((A,), "output b is missing"),
-            ((A, B, A), "'a' is there twice"),
-            ((A, B, replace(A, name="c")), "'c' is unknown"),
-            ((A, replace(B, datatype="INT32")), "output b is INT32, declared FP32"),
-            ((replace(A, shape=(4, 2)), B), "output a has shape"),
-            ((replace(A, shape=(3, 1)), B), "output a has shape"),
-            ((replace(A, shape=(6,)), B), "output a has shape"),
-            ((replace(A, shape=()), B), "output a has shape"),
-            ((A, replace(B, shape=(3, -1))), "output b has shape"),
-            ((A, replace(B, shape=(3, 2))), "output b has 12 bytes, not 3 rows of 8"),
-            ((A, replace(B, data=memoryview(bytes(13)))), "output b has 13 bytes, not 3 rows of 4"),
-        ],
-    )
-    def test_what_is_not_as_declared(self, outputs: tuple[Tensor, ...], words: str) -> None:
-        with pytest.raises(ValueError, match=words):
-            self.split(*outputs)
-
-    @pytest.mark.parametrize(
-        ("data", "words"),
-        [
-            (b"\x01\0\0\0a\x02\0\0\0b", "longer than its tensor"),
-            (b"\x01\0\0\0a\x02\0", "ends before its last element"),
-            (b"\x01\0\0\0a\0\0\0\0c", "1 bytes after the last"),
-        ],
-    )
-    def test_strings_that_do_not_add_up(self, data: bytes, words: str) -> None:
-        text = Tensor("t", "BYTES", (2, 1), memoryview(data))
-        with pytest.raises(ValueError, match=words):
-            split_batch([text], [TensorSpec("t", "BYTES", (1,))], rows=2, batched=True)
-
-
-class TestFactory:
-    MODEL = ModelSpec("m", "1", "", 8, 1, False, (TensorSpec("x", "FP32", (2,)),), (), "real", {})
-
-    def test_http_is_the_default(self) -> None:
-        transport = make_transport(DEFAULT_TRANSPORT, Endpoint("127.0.0.1", 1, False, None), self.MODEL)
-        assert isinstance(transport, HttpTransport)
-        assert transport.name == "http"
-
-    def test_unknown_and_incomplete(self) -> None:
-        endpoint = Endpoint("127.0.0.1", 1, False, None)
-        with pytest.raises(UsageError, match="no such transport: saw 'udp'; allowed: http, grpc, shm"):
-            make_transport("udp", endpoint, self.MODEL)
-        with pytest.raises(
-            UsageError, match=r"address is not known; give it, for example --grpc-url 127\.0\.0\.1:8001"
-        ):
-            make_transport("grpc", endpoint, self.MODEL)
-
-    def test_addresses(self) -> None:
-        target = parse_url("http://box:8000", grpc_url="box:8001")
-        with target.session(()) as endpoint:
-            assert endpoint == Endpoint("box", 8000, False, None, 8001)
-        with parse_url("box:8000").session(()) as endpoint:
-            assert endpoint.grpc_port is None
-        for wrong in ("box", "box:0", "http://box:8001", "box:8001/x"):
-            with pytest.raises(UsageError, match="--grpc-url: not the address"):
-                parse_url("box:8000", grpc_url=wrong)
-        with pytest.raises(UsageError, match="another host's"):
-            parse_url("box:8000", grpc_url="crate:8001")
-
-
-def test_ordinary_memory_is_page_aligned() -> None:
-    transport = HttpTransport("127.0.0.1", 1, TestFactory.MODEL)
-    memory = transport.payload_memory(5000)
-    assert memory.nbytes == 5000
-    assert np.frombuffer(memory, np.uint8).ctypes.data % 4096 == 0
-    assert bytes(memory) == bytes(5000)

@@ -9,9 +9,18 @@ from collections.abc import Sequence
 
 import typer
 
-from b2gmodel.cli import live_commands, record_commands, serve_commands, server_commands
+from b2gmodel.cli import (
+    live_commands,
+    load_commands,
+    record_commands,
+    serve_commands,
+    server_commands,
+    simulate_commands,
+)
 from b2gmodel.cli.output import complain
 from b2gmodel.errors import B2GError
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="b2g",
@@ -26,7 +35,9 @@ app = typer.Typer(
 record_commands.register(app)
 live_commands.register(app)
 server_commands.register(app)
+simulate_commands.register(app)
 serve_commands.register(app)
+load_commands.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,19 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run ``b2g``; the exit code. Every error is one line on stderr."""
     try:
-        result = app(args=arguments, standalone_mode=False)
+        # No arguments at all ask for help, too: on stdout, line by line.
+        result = app(args=(sys.argv[1:] if arguments is None else list(arguments)) or ["--help"], standalone_mode=False)
     except B2GError as error:
         complain(error.line())
         return error.exit_code
     except KeyboardInterrupt:
         complain("interrupted")
-        return 130
+        return INTERRUPTED
     except typer.Abort:
         complain("interrupted")
-        return 130
+        return INTERRUPTED
     except typer.Exit as leave:
         return leave.exit_code
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):
+        # Nobody reads on; the parser would exit 1 for it, which is a verdict here.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
@@ -62,4 +75,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         complain(f"internal failure: {type(error).__name__}: {error}; set B2G_DEBUG=1 for the traceback")
         return 4
+    if result == INTERRUPTED:
+        complain("interrupted")
     return result if isinstance(result, int) else 0

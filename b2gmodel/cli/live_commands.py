@@ -10,6 +10,7 @@ import typer
 from b2gmodel.cli.options import (
     CalibrationFolder,
     Compute,
+    GrpcUrl,
     Json,
     PredictionsFolder,
     Quiet,
@@ -38,6 +39,21 @@ def calibrate(
     ] = None,
     k: Annotated[str, typer.Option("-k", help="Batch sizes, separated by commas: 1,2,4,8.")] = "8",
     url: Url = None,
+    grpc_url: GrpcUrl = None,
+    transport: Annotated[
+        str, typer.Option("--transport", help="How batches travel to the server: http, grpc or shm.")
+    ] = "http",
+    null_model: Annotated[
+        str | None,
+        typer.Option(
+            "--null-model",
+            help="Model that computes nothing, for the transport law; 'none' for no law. Embedded: MODEL_null.",
+        ),
+    ] = None,
+    trace_file: Annotated[
+        Path | None,
+        typer.Option("--trace-file", help="The server's trace file, where it runs on this host: splits more legs."),
+    ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option("--shape", help="NAME:3,224,224 for an input of dynamic shape, without the batch dimension."),
@@ -61,6 +77,7 @@ def calibrate(
     from b2gmodel.errors import UsageError
     from b2gmodel.live.calibrate import Wanted
     from b2gmodel.live.sessions import calibrate_models
+    from b2gmodel.live.transports import TransportName
     from b2gmodel.store import check_name
     from b2gmodel.units import parse_duration_s
 
@@ -68,6 +85,8 @@ def calibrate(
         raise UsageError("not a precision", observed=precision, allowed="above 0 and below 1", where="--precision")
     if model is None and url is not None:
         raise UsageError("a model is needed with --url", where="--model", hint="name a model that the server serves")
+    if transport not in set(TransportName):
+        raise UsageError("no such transport", observed=transport, allowed=", ".join(TransportName), where="--transport")
     models = model or ["resnet50"]
     if name is not None:
         check_name(name, where="--name")
@@ -78,11 +97,14 @@ def calibrate(
             parse_shapes(shape or []),
             parse_duration_s(budget, where="--budget"),
             precision,
+            transport,
+            _null_of(each, null_model, embedded=url is None),
         )
         for each in models
     ]
     with progress_lines(quiet) as progress:
-        written = calibrate_models(_target(url, compute), wanted, folder=out, name=name, progress=progress)
+        target = _target(url, compute, grpc_url, trace_file)
+        written = calibrate_models(target, wanted, folder=out, name=name, progress=progress, tested=True)
     if json:
         say_json(
             {
@@ -127,6 +149,7 @@ def measure(
         typer.Option("--flights", help="Other flights M than the frozen plan's; recorded as a deviation."),
     ] = None,
     url: Url = None,
+    grpc_url: GrpcUrl = None,
     compute: Compute = "emulated",
     predictions: PredictionsFolder = Path("predictions"),
     name: Annotated[str | None, typer.Option("--name", help="Name of the measurement.")] = None,
@@ -144,7 +167,7 @@ def measure(
     if name is not None:
         check_name(name, where="--name")
     address = frozen.server.address if frozen.server is not None else None
-    target = _target(url or address, compute)
+    target = _target(url or address, compute, grpc_url)
     chosen = parse_counts(flights, where="--flights") if flights is not None else None
     with progress_lines(quiet) as progress:
         path, measurement = measure_frozen(ledger, frozen, digest, target, flights=chosen, name=name, progress=progress)
@@ -189,10 +212,21 @@ def demo(
     return code
 
 
-def _target(url: str | None, compute: str) -> Target:
+def _null_of(model: str, null_model: str | None, *, embedded: bool) -> str | None:
+    """The null model to measure the transport against: the one named, or the embedded server's own."""
+    if null_model == "none":
+        return None
+    if null_model is None and embedded:
+        return f"{model.removesuffix('_dynamic').removesuffix('_null')}_null"
+    return null_model
+
+
+def _target(url: str | None, compute: str, grpc_url: str | None = None, trace_file: Path | None = None) -> Target:
+    from dataclasses import replace
+
     from b2gmodel.live.target import EmbeddedTarget, parse_url
     from b2gmodel.live.workloads import load_workloads
 
     if url is not None:
-        return parse_url(url)
+        return replace(parse_url(url, grpc_url=grpc_url), trace_file=trace_file)
     return EmbeddedTarget(load_workloads(parse_compute(compute)))

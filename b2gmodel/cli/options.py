@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -27,6 +27,16 @@ Url = Annotated[
     typer.Option("--url", help="A running KServe v2 server, http://HOST:PORT. Default: the embedded Triton."),
 ]
 
+GrpcUrl = Annotated[
+    str | None, typer.Option("--grpc-url", help="The server's gRPC endpoint, HOST:PORT, for --transport grpc.")
+]
+
+
+_MOST_COUNTS: Final = 256
+_LARGEST_COUNT: Final = 65_536
+LARGEST_SEED: Final = 2**53 - 1
+"""The largest whole number that canonical JSON holds exactly."""
+
 
 def parse_counts(text: str, *, where: str) -> tuple[int, ...]:
     """Distinct positive whole numbers from ``1,2,4``, in increasing order. Raises ``UsageError``."""
@@ -34,11 +44,12 @@ def parse_counts(text: str, *, where: str) -> tuple[int, ...]:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
         numbers = ()
-    if not numbers or min(numbers) < 1 or len(set(numbers)) != len(numbers):
+    in_range = all(1 <= number <= _LARGEST_COUNT for number in numbers)
+    if not in_range or not 1 <= len(set(numbers)) == len(numbers) <= _MOST_COUNTS:
         raise UsageError(
             "not a list of batch sizes or flights",
             observed=text,
-            allowed="distinct whole numbers of at least 1, separated by commas",
+            allowed=f"distinct whole numbers from 1 to {_LARGEST_COUNT}, separated by commas, {_MOST_COUNTS} at most",
             where=where,
             hint=f"write, for example, {where} 1,2,4,8",
         )

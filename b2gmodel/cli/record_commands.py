@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from b2gmodel.cli.options import Json, PredictionsFolder, parse_counts
+from b2gmodel.cli.options import LARGEST_SEED, Json, PredictionsFolder, parse_counts
 from b2gmodel.cli.output import EXIT_CODES, say, say_json, table
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ def predict(
     seconds: Annotated[
         str, typer.Option("--seconds", help="Length of each run of the measurement, with its unit.")
     ] = "2s",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the bootstrap and of the order of runs.")] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the bootstrap and of the order of runs.")
+    ] = 1,
     name: Annotated[str | None, typer.Option("--name", help="Name of the prediction.")] = None,
     predictions: PredictionsFolder = Path("predictions"),
     json: Json = False,

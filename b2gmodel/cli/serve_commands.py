@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from b2gmodel.cli.options import Json, parse_shapes
+from b2gmodel.cli.options import GrpcUrl, Json, parse_shapes
 from b2gmodel.cli.output import complain, say_json
 
 if TYPE_CHECKING:
-    from b2gmodel.batcher import Policy
+    from b2gmodel.batcher import Placement, Policy
+    from b2gmodel.live.exporters import Export
     from b2gmodel.live.observer import Snapshot
     from b2gmodel.live.proxy import Proxy
 
@@ -39,7 +40,7 @@ def serve(
     ] = "5ms",
     queue: Annotated[int, typer.Option("--queue", help="Most requests waiting at once.")] = 256,
     transport: Annotated[str, typer.Option("--transport", help="To the server: http, grpc or shm.")] = "http",
-    grpc_url: Annotated[str | None, typer.Option("--grpc-url", help="The server's gRPC endpoint, HOST:PORT.")] = None,
+    grpc_url: GrpcUrl = None,
     shape: Annotated[
         list[str] | None,
         typer.Option("--shape", help="NAME:3,224,224 for an input of dynamic shape, without the batch dimension."),
@@ -67,6 +68,19 @@ def serve(
     allow_public: Annotated[
         bool, typer.Option("--allow-public", help="Listen on an address that others can reach: no TLS, no login.")
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=0,
+            max=65535,
+            help="Offer metrics to Prometheus here, on loopback unless --allow-public; 0: a free one.",
+        ),
+    ] = None,
+    otlp: Annotated[
+        str | None,
+        typer.Option("--otlp", metavar="ENDPOINT", help="Send metrics to this OTLP collector, http://HOST:PORT."),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Run the proxy until SIGTERM or SIGINT, then finish what waits and flies. Exit 3 where that took too long."""
@@ -86,28 +100,31 @@ def serve(
         idle_timeout_s=_optional_s(idle_timeout, "--idle-timeout"),
         flight_timeout_s=_optional_s(server_timeout, "--server-timeout"),
     )
+    chosen = _placement(placement, flights)
     service = Service(
         endpoint=Endpoint(server.host, server.port, False, None, server.grpc_port),
         model=model,
         shapes=parse_shapes(shape or []),
         transport=transport,
-        policy=_policy(placement, k, flights, queue, formation_deadline),
+        placement=chosen,
+        policy=_policy(chosen, k, flights, queue, formation_deadline),
         limits=limits,
         host=host,
         port=port,
         allow_public=allow_public,
         drain_s=parse_duration_s(drain_timeout, where="--drain-timeout"),
+        export=_export(host if allow_public else "127.0.0.1", metrics_port, otlp),
     )
 
-    def listening(proxy: Proxy, address: tuple[str, int]) -> None:
-        _say_listening(proxy, address, transport, json)
+    def listening(proxy: Proxy, address: tuple[str, int], scrape_url: str | None) -> None:
+        _say_listening(proxy, address, transport, scrape_url, json)
 
     ended = run_loop(run_service(service, listening))
     _say_ended(ended.snapshot, ended.finished, json)
     return 0 if ended.finished else 3
 
 
-def _say_listening(proxy: Proxy, address: tuple[str, int], transport: str, json: bool) -> None:
+def _say_listening(proxy: Proxy, address: tuple[str, int], transport: str, scrape_url: str | None, json: bool) -> None:
     """The address first, at once: a caller waits for this line."""
     import sys
 
@@ -125,6 +142,7 @@ def _say_listening(proxy: Proxy, address: tuple[str, int], transport: str, json:
                 "formation_deadline_ns": policy.formation_deadline_ns,
                 "memory_bound_bytes": bound.total,
                 "payload_bytes": bound.payloads,
+                "metrics": scrape_url,
             }
         )
     else:
@@ -138,6 +156,8 @@ def _say_listening(proxy: Proxy, address: tuple[str, int], transport: str, json:
             f"{bound.payloads / 2**20:.0f} (taken now), frames {bound.frames / 2**20:.0f}, "
             f"answers not yet read {bound.answers / 2**20:.0f}"
         )
+        if scrape_url is not None:
+            typer.echo(f"  metrics  {scrape_url}")
     sys.stdout.flush()
 
 
@@ -169,10 +189,9 @@ def _say_ended(snapshot: Snapshot, finished: bool, json: bool) -> None:
         complain("not all was finished in time: what was left was broken off, and its clients were told")
 
 
-def _policy(placement: str | None, k: int, flights: int, queue: int, formation_deadline: str) -> Policy:
-    from b2gmodel.batcher import Placement, Policy
+def _placement(placement: str | None, flights: int) -> Placement:
+    from b2gmodel.batcher import Placement
     from b2gmodel.errors import UsageError
-    from b2gmodel.units import ns_from_s
 
     known = [each.value for each in Placement]
     if placement is not None and placement not in known:
@@ -182,15 +201,30 @@ def _policy(placement: str | None, k: int, flights: int, queue: int, formation_d
         raise UsageError(
             "C3 is single-flight", observed=flights, allowed="1", where="-M", hint="more flights are placement C4"
         )
+    return chosen
+
+
+def _policy(placement: Placement, k: int, flights: int, queue: int, formation_deadline: str) -> Policy:
+    from b2gmodel.batcher import Policy
+    from b2gmodel.units import ns_from_s
+
     patience_s = _optional_s(formation_deadline, "--formation-deadline", allow_zero=True)
     return Policy.for_placement(
-        chosen,
+        placement,
         batch_size=k,
         flights=flights,
         concurrency=flights,
         queue_limit=queue,
         formation_deadline_ns=None if patience_s is None else ns_from_s(patience_s),
     )
+
+
+def _export(host: str, metrics_port: int | None, otlp: str | None) -> Export | None:
+    if metrics_port is None and otlp is None:
+        return None
+    from b2gmodel.live.exporters import Export, parse_otlp_url
+
+    return Export(host, metrics_port, None if otlp is None else parse_otlp_url(otlp))
 
 
 def _optional_s(text: str, where: str, *, allow_zero: bool = False) -> float | None:

@@ -17,9 +17,10 @@ import numpy as np
 
 from b2gmodel.batcher import Placement, Policy
 from b2gmodel.errors import B2GError, EvidenceError, ServerError
-from b2gmodel.live.calibrate import estimate
-from b2gmodel.live.gateway import Flight, Gateway
+from b2gmodel.flights import Flight
+from b2gmodel.live.gateway import Gateway
 from b2gmodel.live.kserve import ControlPlane, ModelCounters, ModelSpec
+from b2gmodel.live.point import estimate
 from b2gmodel.live.transport import Payload, Transport
 from b2gmodel.records import Run
 from b2gmodel.stats import MIN_BATCHES

@@ -1,46 +1,24 @@
-"""`b2g calibrate`: single-flight at a ladder of batch sizes, until S and D are known well enough.
-
-The warm-up is detected (MSER-5) and not counted. A run stops when the half-widths of the 95 % intervals of mean S
-and mean D are both below the wanted share of the mean cycle, or when its budget ends; the record says which.
-"""
+"""`b2g calibrate`: one model on one server, at a ladder of batch sizes, and the laws that go beyond single-flight."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from b2gmodel.errors import EvidenceError, UsageError
-from b2gmodel.live.cycles import Cycle, SingleFlight, series_s
+from b2gmodel.errors import UsageError
 from b2gmodel.live.host import describe_clock, describe_host, describe_software
 from b2gmodel.live.kserve import ControlPlane, ModelSpec
+from b2gmodel.live.laws import measure_compute_law, measure_transport_law
+from b2gmodel.live.point import Table, calibrate_point
 from b2gmodel.live.target import Endpoint
-from b2gmodel.live.transport import HttpTransport
-from b2gmodel.records import (
-    Block,
-    Calibration,
-    CalibrationPoint,
-    CountersCheck,
-    Estimate,
-    ModelInfo,
-    ServerInfo,
-    TensorInfo,
-)
-from b2gmodel.stats import block_means, mean_interval, warmup_length
+from b2gmodel.live.transport import Transport
+from b2gmodel.live.transports import DEFAULT_TRANSPORT, make_transport
+from b2gmodel.records import Calibration, CalibrationPoint, ModelInfo, SelfTestLeg, ServerInfo, TensorInfo
 
-_CHUNK_CYCLES: Final = 10
-_MIN_CYCLES: Final = 40
-_MAX_CYCLES: Final = 100_000
-_BLOCKS: Final = 20
-_LEVEL: Final = 0.95
-_QUANTILES: Final = (0.05, 0.5, 0.95, 0.99)
+_SINGLE_FLIGHT_SHARE: Final = 0.4
 
-Table = dict[str, list[Any]]
-"""Columns of equal length."""
 Progress = Callable[[str, float], None]
 """Told a stage's name and the share of it that is done, at most."""
 
@@ -55,6 +33,8 @@ class Wanted:
         shapes: dimensions for inputs whose shape the server leaves open.
         budget_s: longest time for one batch size.
         precision: half-width wanted, as a share of the mean cycle.
+        transport: how batches travel, a ``TransportName``.
+        null_model: the model that computes nothing, for the transport law; None: no transport law.
     """
 
     model: str
@@ -62,12 +42,23 @@ class Wanted:
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     budget_s: float = 30.0
     precision: float = 0.02
+    transport: str = DEFAULT_TRANSPORT
+    null_model: str | None = None
 
 
 async def calibrate(
-    endpoint: Endpoint, wanted: Wanted, *, name: str, session_id: str, progress: Progress
+    endpoint: Endpoint,
+    wanted: Wanted,
+    *,
+    name: str,
+    session_id: str,
+    progress: Progress,
+    self_test: tuple[SelfTestLeg, ...] | None = None,
 ) -> tuple[Calibration, Table]:
     """Calibrate one model in one session.
+
+    Args:
+        self_test: what the instrument's test of itself found, for the record.
 
     Returns:
         The calibration, its ``raw`` still None, and the columns of its cycles.
@@ -78,17 +69,15 @@ async def calibrate(
     """
     control = ControlPlane(endpoint.host, endpoint.port)
     try:
-        about = await control.server_metadata()
-        model = await control.model(wanted.model, wanted.shapes)
-        _check_ladder(model, wanted.ladder)
+        about, model, null = await _describe(control, wanted)
+        session = _Session(endpoint, control, model, null, wanted, session_id)
         points, tables = [], []
         for step, k in enumerate(wanted.ladder):
-            stage = f"{model.name} k={k}"
 
-            def told(share: float, step: int = step, stage: str = stage) -> None:
-                progress(stage, (step + share) / len(wanted.ladder))
+            def told(stage: str, share: float, step: int = step, k: int = k) -> None:
+                progress(f"{model.name} k={k} {stage}", (step + share) / len(wanted.ladder))
 
-            point, table = await _calibrate_point(endpoint, control, model, k, wanted, session_id, told)
+            point, table = await session.point(k, told)
             points.append(point)
             tables.append(table)
     finally:
@@ -106,18 +95,40 @@ async def calibrate(
             embedded=endpoint.embedded,
         ),
         model=model_info(model, endpoint),
-        transport=HttpTransport.name,
+        transport=wanted.transport,
         session_ids=(session_id,),
         points=tuple(points),
         raw=None,
+        self_test=self_test,
         notes=_notes(model, points),
     )
     return calibration, {column: [value for table in tables for value in table[column]] for column in tables[0]}
 
 
+async def check_wanted(endpoint: Endpoint, wanted: Sequence[Wanted]) -> None:
+    """Ask the server whether all of this can be calibrated, before anything takes time. Raises as ``calibrate``."""
+    control = ControlPlane(endpoint.host, endpoint.port)
+    try:
+        for each in wanted:
+            await _describe(control, each)
+    finally:
+        control.close()
+
+
+async def _describe(control: ControlPlane, wanted: Wanted) -> tuple[dict[str, Any], ModelSpec, ModelSpec | None]:
+    """The server, the model and the null model, provided that they take the wanted batches."""
+    about = await control.server_metadata()
+    model = await control.model(wanted.model, wanted.shapes)
+    null = None if wanted.null_model is None else await control.model(wanted.null_model, wanted.shapes)
+    _check_ladder(model, wanted.ladder)
+    _check_null(model, null)
+    return about, model, null
+
+
 def model_info(model: ModelSpec, endpoint: Endpoint) -> ModelInfo:
     """The model as records hold it."""
-    compute = model.compute if model.compute in ("emulated", "none") else "real"
+    # Whatever a model says of itself other than that it is real is some emulation.
+    compute = model.compute if model.compute in ("real", "none") else "emulated"
     return ModelInfo.model_validate(
         {
             "name": model.name,
@@ -152,135 +163,84 @@ def check_batch(model: ModelSpec, k: int, *, where: str) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What all batch sizes of a calibration share."""
+
+    endpoint: Endpoint
+    control: ControlPlane
+    model: ModelSpec
+    null: ModelSpec | None
+    wanted: Wanted
+    session_id: str
+
+    async def point(self, k: int, told: Progress) -> tuple[CalibrationPoint, Table]:
+        """Single-flight at ``k``, then the transport law and, with several instances, the compute law."""
+        run_id = f"{self.session_id}.k{k}"
+        single_share = 1.0 if self.null is None else _SINGLE_FLIGHT_SHARE
+        async with self._transport(self.model) as transport:
+            point, table = await calibrate_point(
+                transport,
+                self.control,
+                self.model,
+                k,
+                budget_s=self.wanted.budget_s,
+                precision=self.wanted.precision,
+                trace_file=self.endpoint.trace_file,
+                run_id=run_id,
+                told=lambda share: told("single-flight", share * single_share),
+            )
+            if (self.model.instances or 1) > 1 and not self.model.dynamic_batching:
+                law = await measure_compute_law(
+                    transport,
+                    self.control,
+                    self.model,
+                    k,
+                    run_id=f"{run_id}.c",
+                    told=lambda _: told("instances", single_share),
+                )
+                point = point.model_copy(update={"compute_law": law})
+        if self.null is not None:
+            async with self._transport(self.null) as transport:
+                transport_law = await measure_transport_law(
+                    transport,
+                    self.control,
+                    self.null,
+                    k,
+                    run_id=f"{run_id}.n",
+                    told=lambda share: told("transport", single_share + share * (1 - single_share)),
+                )
+            point = point.model_copy(update={"transport_law": transport_law})
+        return point, table
+
+    @asynccontextmanager
+    async def _transport(self, model: ModelSpec) -> AsyncIterator[Transport]:
+        transport = make_transport(self.wanted.transport, self.endpoint, model)
+        try:
+            yield transport
+        finally:
+            await transport.aclose()
+
+
+def _check_null(model: ModelSpec, null: ModelSpec | None) -> None:
+    """The null model must take the very batches of the target."""
+    if null is None:
+        return
+    for aspect in ("inputs", "max_batch_size"):
+        wanted, seen = getattr(model, aspect), getattr(null, aspect)
+        if wanted != seen:
+            raise UsageError(
+                f"the null model does not take the model's batches: its {aspect} differs",
+                observed=str(seen),
+                allowed=str(wanted),
+                where="--null-model",
+                hint="b2g server --export-null FOLDER writes one that fits",
+            )
+
+
 def _check_ladder(model: ModelSpec, ladder: Sequence[int]) -> None:
     for k in ladder:
         check_batch(model, k, where="-k")
-
-
-async def _calibrate_point(
-    endpoint: Endpoint,
-    control: ControlPlane,
-    model: ModelSpec,
-    k: int,
-    wanted: Wanted,
-    session_id: str,
-    told: Callable[[float], None],
-) -> tuple[CalibrationPoint, Table]:
-    transport = HttpTransport(endpoint.host, endpoint.port, model)
-    try:
-        await transport.warm(1)
-        flight = SingleFlight(transport, control, model, k, run_id=f"{session_id}.k{k}")
-        begin = time.monotonic()
-        cycles: list[Cycle] = []
-        stopped_by = None
-        while stopped_by is None:
-            cycles += await flight.run(_CHUNK_CYCLES if len(cycles) >= _MIN_CYCLES else _MIN_CYCLES // 4)
-            elapsed_s = time.monotonic() - begin
-            stopped_by, share = _stop(cycles, elapsed_s, wanted)
-            told(share)
-    finally:
-        await transport.aclose()
-    warmup = warmup_length(series_s(cycles)[:, 0])
-    kept = cycles[warmup if warmup is not None else len(cycles) // 2 :]
-    executions, service_ns = flight.server_totals()
-    booked_s = service_ns / executions / 1e9
-    summed_s = float(series_s(cycles)[:, 1].mean())
-    point = _point(kept, k, model.payload_bytes)
-    point = point.model_copy(
-        update={
-            "warmup_cycles": len(cycles) - len(kept),
-            "stopped_by": stopped_by,
-            "elapsed_s": elapsed_s,
-            "counters": CountersCheck(
-                executions=executions, service_s=booked_s, relative_difference=summed_s / booked_s - 1
-            ),
-        }
-    )
-    return point, _columns(cycles, len(cycles) - len(kept), k)
-
-
-def _stop(cycles: Sequence[Cycle], elapsed_s: float, wanted: Wanted) -> tuple[str | None, float]:
-    """Why to stop (None: go on), and the share of the way there."""
-    out_of_time = elapsed_s >= wanted.budget_s or len(cycles) >= _MAX_CYCLES
-    spent = min(1.0, elapsed_s / wanted.budget_s)
-    series = series_s(cycles)
-    warmup = warmup_length(series[:, 0]) if len(cycles) >= _MIN_CYCLES else None
-    if warmup is not None and len(cycles) - warmup >= _MIN_CYCLES // 2:
-        kept = series[warmup:]
-        widest = max(mean_interval(kept[:, 1]).half_width, mean_interval(kept[:, 0] - kept[:, 1]).half_width)
-        share = widest / float(kept[:, 0].mean())
-        if share <= wanted.precision:
-            return "precision", 1.0
-        # The half-width falls with the square root of the effort.
-        spent = max(spent, min(0.95, (wanted.precision / share) ** 2))
-    if out_of_time and len(cycles) < _MIN_CYCLES // 2:
-        raise EvidenceError(
-            "too few cycles within the budget",
-            observed=len(cycles),
-            allowed=f">= {_MIN_CYCLES // 2}",
-            where="--budget",
-            hint="give it more time, or calibrate a smaller batch",
-        )
-    return ("budget", 1.0) if out_of_time else (None, spent)
-
-
-def _point(kept: Sequence[Cycle], k: int, payload_bytes: int) -> CalibrationPoint:
-    series = series_s(kept)
-    cycle_s, service_s = series[:, 0], series[:, 1]
-    blocks = block_means(series, min(_BLOCKS, len(series) // 2))
-    share_of_blocks = 1.0 - blocks[:, 1] / blocks[:, 0]
-    return CalibrationPoint(
-        k=k,
-        payload_bytes=payload_bytes,
-        cycles=len(kept),
-        cycle_s=estimate(cycle_s),
-        service_s=estimate(service_s),
-        transport_s=estimate(cycle_s - service_s),
-        queue_s=estimate(np.array([cycle.queue_ns for cycle in kept]) / 1e9),
-        transport_share=_around(float(1 - service_s.mean() / cycle_s.mean()), share_of_blocks),
-        throughput_per_s=k / float(cycle_s.mean()),
-        blocks=tuple(Block(session=0, cycle_s=float(c), service_s=float(s)) for c, s in blocks),
-    )
-
-
-def estimate(series: NDArray[np.float64]) -> Estimate:
-    """Mean, interval by batch means, coefficient of variation and quantiles of a series in order of time."""
-    interval = mean_interval(series, _LEVEL)
-    return Estimate(
-        mean=interval.mean,
-        low=interval.low,
-        high=interval.high,
-        level=_LEVEL,
-        cv=float(series.std(ddof=1)) / abs(interval.mean) if interval.mean else None,
-        quantiles={f"p{100 * q:g}": float(np.quantile(series, q)) for q in _QUANTILES},
-    )
-
-
-def _around(value: float, of_blocks: NDArray[np.float64]) -> Estimate:
-    half = mean_interval(of_blocks, _LEVEL).half_width
-    return Estimate(mean=value, low=value - half, high=value + half, level=_LEVEL)
-
-
-def _columns(cycles: Sequence[Cycle], warmup: int, k: int) -> Table:
-    """The raw table, all times integer nanoseconds on CLOCK_MONOTONIC."""
-    times = [cycle.flight.times for cycle in cycles]
-    return {
-        "k": [k] * len(cycles),
-        "warmup": [number < warmup for number in range(len(cycles))],
-        "sealed_ns": [cycle.flight.sealed_ns for cycle in cycles],
-        "send_begin_ns": [time.send_begin_ns for time in times],
-        "send_end_ns": [time.send_end_ns for time in times],
-        "first_byte_ns": [time.first_byte_ns for time in times],
-        "response_end_ns": [time.response_end_ns for time in times],
-        "delivered_ns": [cycle.flight.delivered_ns for cycle in cycles],
-        "cycle_ns": [cycle.cycle_ns for cycle in cycles],
-        "service_ns": [cycle.service_ns for cycle in cycles],
-        "transport_ns": [cycle.transport_ns for cycle in cycles],
-        "queue_ns": [cycle.queue_ns for cycle in cycles],
-        "compute_input_ns": [cycle.compute_input_ns for cycle in cycles],
-        "compute_infer_ns": [cycle.compute_infer_ns for cycle in cycles],
-        "compute_output_ns": [cycle.compute_output_ns for cycle in cycles],
-    }
 
 
 def _notes(model: ModelSpec, points: Sequence[CalibrationPoint]) -> tuple[str, ...]:
@@ -289,6 +249,8 @@ def _notes(model: ModelSpec, points: Sequence[CalibrationPoint]) -> tuple[str, .
         notes.append("the compute is emulated: the instance is held for a tabled time and uses no processor")
     if model.dynamic_batching:
         notes.append("the server's dynamic batching is on for this model: the closed form does not apply above M = 1")
+    if any(point.transport_law is None for point in points):
+        notes.append("no transport law was measured: predicted heights are upper bounds")
     if any(point.stopped_by == "budget" for point in points):
         notes.append("the budget ended before the wanted precision: intervals are wider than asked for")
     return tuple(notes)

@@ -19,7 +19,7 @@ from b2gmodel.report.figure import draw_throughput
 
 # 588 KiB against 4,800 KiB a request: the transport share differs, and so should M*.
 _WORKLOADS: Final = ("resnet50", "yolov8n")
-_SECONDS_PER_RUN: Final = {"resnet50": 1.2, "yolov8n": 2.5}
+_SECONDS_PER_RUN: Final = {"resnet50": 1.0, "yolov8n": 2.0}
 _SESSIONS: Final = 5
 _K: Final = 8
 # Shares of the whole time, for the progress shown.

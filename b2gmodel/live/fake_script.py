@@ -291,4 +291,4 @@ class LogEntry:
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> Self:
         """The entry from what ``to_dict`` gave, through JSON."""
-        return cls(**{**values, "faults": tuple(values["faults"])})  # type: ignore[arg-type,call-overload]
+        return cls(**{**values, "faults": tuple(values["faults"])})  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from b2gmodel.batcher import Action, Answer, Batcher, Drop, Expire, Fail, Launch, Policy, RefusalReason, Refuse
 from b2gmodel.errors import B2GError, ServerError
-from b2gmodel.live.http import ExchangeTimes
+from b2gmodel.flights import ExchangeTimes, Flight
 from b2gmodel.live.tensors import Result
 from b2gmodel.live.transport import Delivery, Payload, Transport
 
@@ -29,24 +29,6 @@ class RefusedError(B2GError):
 
 class ExpiredError(B2GError):
     """The request's deadline came while it waited."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """One batch from seal to delivery, CLOCK_MONOTONIC nanoseconds."""
-
-    flight_id: int
-    size: int
-    oldest_arrival_ns: int
-    sealed_ns: int
-    times: ExchangeTimes
-    delivered_ns: int
-    failed: bool
-
-    @property
-    def cycle_ns(self) -> int:
-        """From sealing the batch to the last of its results being ready for its caller."""
-        return self.delivered_ns - self.sealed_ns
 
 
 Ended = Callable[[Result | B2GError | None], None]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from b2gmodel.errors import ServerError
-from b2gmodel.live.http import ExchangeTimes
+from b2gmodel.flights import ExchangeTimes
 from b2gmodel.live.infer import check_payloads, garbled, results_of
 from b2gmodel.live.kserve import ModelSpec
 from b2gmodel.live.tensors import Tensor

@@ -17,6 +17,7 @@ from typing import Any, Final
 import h11
 
 from b2gmodel.errors import ServerError
+from b2gmodel.flights import ExchangeTimes
 from b2gmodel.live.gather import send_gathered
 
 Buffer = bytes | bytearray | memoryview
@@ -24,16 +25,6 @@ Buffer = bytes | bytearray | memoryview
 _HEAD_LIMIT_BYTES: Final = 64 * 1024
 _HEAD_END: Final = b"\r\n\r\n"
 DEFAULT_BODY_LIMIT_BYTES: Final = 1 << 30
-
-
-@dataclass(slots=True)
-class ExchangeTimes:
-    """When an exchange passed its stages, CLOCK_MONOTONIC in nanoseconds; None where it did not get there."""
-
-    send_begin_ns: int | None = None
-    send_end_ns: int | None = None
-    first_byte_ns: int | None = None
-    response_end_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +212,7 @@ class HttpConnection:
             body = await self._receive_measured(loop, sock, int(headers["content-length"]), rest)
         times.response_end_ns = time.monotonic_ns()
         if framing.our_state is h11.MUST_CLOSE:
-            self.close()  # the server said so, or ends its answer or speaks a version that does
+            self.close()  # the server said so, or speaks a version that does
         return HttpResponse(event.status_code, headers, body, times)
 
     async def _receive_measured(
@@ -255,7 +246,10 @@ class HttpConnection:
         while True:
             event = framing.next_event()
             if event is h11.NEED_DATA:
-                framing.receive_data(await loop.sock_recv(sock, _HEAD_LIMIT_BYTES))
+                data = await loop.sock_recv(sock, _HEAD_LIMIT_BYTES)
+                framing.receive_data(data)
+                if not data:
+                    self.close()
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > self.body_limit_bytes:

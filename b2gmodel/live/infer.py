@@ -109,7 +109,7 @@ class InferMessage:
             )
         try:
             outputs = self._outputs(batch_id, response)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise garbled(self._model, f"{type(error).__name__}: {error}") from error
         return results_of(self._model, self._k, outputs)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 _BOOKING_TIMEOUT_S: Final = 5.0
+_ANSWER_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +106,28 @@ class ModelCounters:
 class ControlPlane:
     """What a server tells about itself, over one kept-alive connection off the timed path."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
         self._connection = HttpConnection(host, port)
+        self._timeout_s = timeout_s
 
     def close(self) -> None:
         self._connection.close()
 
     async def _get(self, target: str) -> HttpResponse:
-        return await self._connection.request("GET", target)
+        return await self._ask("GET", target)
+
+    async def _ask(self, method: str, target: str, body: bytes = b"") -> HttpResponse:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._connection.request(method, target, body=[body] if body else [])
+        except TimeoutError:
+            raise ServerError(
+                "the server does not answer",
+                observed=f"{method} {target}",
+                allowed=f"{self._timeout_s:g} s",
+                where=self._connection.address,
+                hint="is it hung, or something else that listens there?",
+            ) from None
 
     async def server_metadata(self) -> dict[str, Any]:
         """Name, version and extensions of the server."""
@@ -146,7 +163,14 @@ class ControlPlane:
         metadata = response.json()
         config_response = await self._get(f"{path}/config")
         config = config_response.json() if config_response.status == 200 else {}
-        return _spec(name, metadata, config, shapes)
+        try:
+            return _spec(name, metadata, config, shapes)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ServerError(
+                "the server's description of the model does not have the form of the KServe v2 protocol",
+                observed=f"{type(error).__name__}: {error}",
+                where=name,
+            ) from error
 
     async def counters(self, name: str) -> ModelCounters:
         """The model's statistics. Raises ``ServerError`` where the server keeps none per batch."""
@@ -160,12 +184,29 @@ class ControlPlane:
             )
         try:
             return _counters(response.json()["model_stats"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
             raise ServerError(
                 "the server's statistics do not have the form of the KServe v2 statistics extension",
                 observed=f"{type(error).__name__}: {error}",
                 where=name,
             ) from error
+
+    async def set_trace(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Change the trace setting of one model; None puts a value back to the server's own.
+
+        Raises:
+            ServerError: the server does not trace, or refuses the setting.
+        """
+        body = json.dumps(settings).encode()
+        target = f"/v2/models/{quote(name, safe='')}/trace/setting"
+        response = await self._ask("POST", target, body)
+        if response.status != 200:
+            raise ServerError(
+                "the server does not trace",
+                observed=f"HTTP {response.status} {response.error_text()}",
+                where=name,
+                hint="start it with its trace extension enabled and a trace file set",
+            )
 
     async def booked_counters(self, name: str, executions: int) -> ModelCounters:
         """The model's statistics once it has booked that many executions in all: it does so just after it answers.
@@ -188,10 +229,11 @@ class ControlPlane:
                 )
 
     async def _models_hint(self) -> str:
-        response = await self._connection.request("POST", "/v2/repository/index", body=[b"{}"])
-        if response.status != 200:
+        response = await self._ask("POST", "/v2/repository/index", b"{}")
+        try:
+            names = [str(entry["name"]) for entry in response.json() if entry.get("state", "READY") == "READY"]
+        except (ServerError, AttributeError, KeyError, TypeError):
             return "check the name with the server's operator"
-        names = [str(entry.get("name")) for entry in response.json() if entry.get("state", "READY") == "READY"]
         return f"it serves: {', '.join(sorted(names)) or 'no model'}"
 
 

@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from b2gmodel.errors import UsageError
 from b2gmodel.ledger import boot_id
 from b2gmodel.live.bench import WARMUP_ROUNDS, Bench, Driven, Setting
-from b2gmodel.live.calibrate import Progress, Table, check_batch, model_info
+from b2gmodel.live.calibrate import Progress, check_batch, model_info
 from b2gmodel.live.host import describe_clock, describe_host, describe_software
 from b2gmodel.live.kserve import ControlPlane
 from b2gmodel.live.payloads import make_payloads
+from b2gmodel.live.point import Table
 from b2gmodel.live.run_loop import run_loop
 from b2gmodel.live.target import Endpoint, Target
-from b2gmodel.live.transport import HttpTransport, Transport
+from b2gmodel.live.transport import Transport
+from b2gmodel.live.transports import DEFAULT_TRANSPORT, make_transport
 from b2gmodel.records import Measurement, ModelInfo, Prediction, ServerInfo, Session
 
 
@@ -83,7 +85,7 @@ def measure(
     for number in range(prediction.plan.sessions):
         settings = _settings(prediction, k)
         order_rng.shuffle(settings)
-        with target.session((_workload_name(prediction),)) as endpoint:
+        with target.session((prediction.model.name,)) as endpoint:
             session, seen = run_loop(
                 _session(prediction, digest, endpoint, settings, number, target.restarts, recording, progress)
             )
@@ -99,18 +101,13 @@ def measure(
         clock=describe_clock(),
         server=seen[0],
         model=seen[1],
-        transport=HttpTransport.name,
+        transport=prediction.transport,
         k=k,
         payload_bytes=prediction.payload_bytes,
         sessions=tuple(sessions),
         raw=None,
     )
     return measurement, recording.columns
-
-
-def _workload_name(prediction: Prediction) -> str:
-    """The workload whose entry the prediction is about: NAME_dynamic and NAME_null are entries of NAME."""
-    return prediction.model.name.removesuffix("_dynamic").removesuffix("_null")
 
 
 def _settings(prediction: Prediction, k: int) -> list[Setting]:
@@ -139,7 +136,7 @@ async def _session(
         info = model_info(model, endpoint)
         _check_same_model(prediction.model, info)
         check_batch(model, prediction.k or 1, where="PREDICTION")
-        transport = HttpTransport(endpoint.host, endpoint.port, model)
+        transport = make_transport(prediction.transport or DEFAULT_TRANSPORT, endpoint, model)
         payloads = make_payloads(model, max(setting.concurrency for setting in settings), transport)
         bench = Bench(transport, control, model, payloads, f"{digest}.{number}")
         await bench.warm_up(max(settings, key=lambda setting: setting.concurrency))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from b2gmodel.live.gateway import Flight
+from b2gmodel.flights import Flight
 
 
 class Outcome(StrEnum):

@@ -19,9 +19,10 @@ from typing import Final
 
 from b2gmodel.batcher import Policy
 from b2gmodel.errors import SetupError, UsageError
+from b2gmodel.flights import Flight
 from b2gmodel.live.connection import Connection
 from b2gmodel.live.contract import Contract
-from b2gmodel.live.gateway import Flight, Gateway
+from b2gmodel.live.gateway import Gateway
 from b2gmodel.live.kserve import ModelSpec
 from b2gmodel.live.observer import Outcome, ProxyObserver, Snapshot
 from b2gmodel.live.pool import BufferPool

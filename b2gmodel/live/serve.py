@@ -7,17 +7,20 @@ import contextlib
 import resource
 import signal
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from b2gmodel.batcher import Policy
+from b2gmodel.batcher import Placement, Policy
 from b2gmodel.errors import UsageError
 from b2gmodel.live.kserve import ControlPlane
 from b2gmodel.live.observer import Snapshot
 from b2gmodel.live.proxy import Proxy, ProxyLimits
 from b2gmodel.live.target import Endpoint
 from b2gmodel.live.transports import make_transport
+
+if TYPE_CHECKING:
+    from b2gmodel.live.exporters import Export
 
 _SPARE_FILES: Final = 64
 
@@ -29,21 +32,24 @@ class Service:
     Attributes:
         endpoint, model, shapes: the server, its model entry, and sizes for dynamic input dimensions.
         transport: ``http``, ``grpc`` or ``shm``.
-        policy, limits: of the proxy.
+        placement, policy, limits: of the proxy.
         host, port, allow_public: where to listen.
         drain_s: longest time for a graceful end.
+        export: where the metrics go; None for nowhere.
     """
 
     endpoint: Endpoint
     model: str
     shapes: Mapping[str, tuple[int, ...]]
     transport: str
+    placement: Placement
     policy: Policy
     limits: ProxyLimits
     host: str
     port: int
     allow_public: bool
     drain_s: float
+    export: Export | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +60,16 @@ class Ended:
     finished: bool
 
 
-async def serve(service: Service, listening: Callable[[Proxy, tuple[str, int]], None]) -> Ended:
+Listening = Callable[[Proxy, tuple[str, int], str | None], None]
+"""Told of the proxy, its address, and the URL that Prometheus reads, once clients can connect."""
+
+
+async def serve(service: Service, listening: Listening) -> Ended:
     """Serve until SIGTERM or SIGINT, then drain; a second signal breaks the draining off.
 
     Args:
         service: what to serve.
-        listening: called with the proxy and its address once clients can connect.
+        listening: called once.
 
     Raises:
         UsageError, ServerError, SetupError: the server, the model, the address or the limits do not do.
@@ -75,17 +85,33 @@ async def serve(service: Service, listening: Callable[[Proxy, tuple[str, int]], 
         run_id = f"serve-{uuid.uuid4().hex[:8]}"
         proxy = Proxy(model, service.policy, transport, run_id=run_id, limits=service.limits)
         await transport.warm(service.policy.flights)
-        try:
-            signals = _signals()
-            address = await proxy.start(service.host, service.port, allow_public=service.allow_public)
-            listening(proxy, address)
-            await signals.get()
-            finished = await _drain(proxy, service.drain_s, signals)
-        finally:
-            await proxy.aclose()
+        async with _exported(service, proxy) as scrape_url:
+            try:
+                signals = _signals()
+                address = await proxy.start(service.host, service.port, allow_public=service.allow_public)
+                listening(proxy, address, scrape_url)
+                await signals.get()
+                finished = await _drain(proxy, service.drain_s, signals)
+            finally:
+                await proxy.aclose()
         return Ended(proxy.snapshot(), finished)
     finally:
         await transport.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _exported(service: Service, proxy: Proxy) -> AsyncIterator[str | None]:
+    """The proxy's metrics go where the service says; the URL that Prometheus reads, if one is offered."""
+    if service.export is None:
+        yield None
+        return
+    from b2gmodel.live.exporters import telemetry
+    from b2gmodel.live.telemetry import Labels
+
+    labels = Labels(service.model, service.placement.value, service.transport)
+    control = ControlPlane(service.endpoint.host, service.endpoint.port)
+    async with telemetry(proxy, labels, service.export, control) as running:
+        yield running.scrape_url
 
 
 async def _drain(proxy: Proxy, limit_s: float, signals: asyncio.Queue[signal.Signals]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,23 +11,32 @@ from typing import TypeVar
 
 from b2gmodel.errors import UsageError
 from b2gmodel.ledger import Ledger
-from b2gmodel.live.calibrate import Progress, Table, Wanted, calibrate
+from b2gmodel.live.calibrate import Progress, Wanted, calibrate, check_wanted
 from b2gmodel.live.measure import measure
+from b2gmodel.live.point import Table
 from b2gmodel.live.run_loop import run_loop
+from b2gmodel.live.self_test import self_test
 from b2gmodel.live.target import Target
 from b2gmodel.records import Calibration, Measurement, Prediction
-from b2gmodel.store import write_record, write_table
+from b2gmodel.store import check_name, write_record, write_table
 
 RecordT = TypeVar("RecordT", Calibration, Measurement)
 
 
 def calibrate_models(
-    target: Target, wanted: Sequence[Wanted], *, folder: Path, name: str | None, progress: Progress
+    target: Target,
+    wanted: Sequence[Wanted],
+    *,
+    folder: Path,
+    name: str | None,
+    progress: Progress,
+    tested: bool = False,
 ) -> list[tuple[Path, Calibration]]:
     """Calibrate several models in one session; each is written as soon as it is known.
 
     Args:
         folder: gets ``NAME.json`` and ``NAME.parquet`` for each model.
+        tested: whether the instrument tests itself first, and stops where it fails.
         name: of the calibration; with several models, the model's name is appended. Default: model and time.
 
     Raises:
@@ -34,6 +44,9 @@ def calibrate_models(
     """
     names = [_calibration_name(each.model, name, len(wanted) > 1) for each in wanted]
     for its_name in names:
+        check_name(its_name, where="--name")
+        if names.count(its_name) > 1:
+            raise UsageError("a model is named twice", observed=its_name, where="--model", hint="name each once")
         if (folder / f"{its_name}.json").exists():
             raise UsageError(
                 "there is such a calibration already",
@@ -42,13 +55,17 @@ def calibrate_models(
             )
     written = []
     with target.session([each.model for each in wanted]) as endpoint:
+        run_loop(check_wanted(endpoint, wanted))
+        if tested:
+            progress("self-test", 0.0)
+        found = run_loop(self_test()) if tested else None
         for number, (each, its_name) in enumerate(zip(wanted, names, strict=True)):
 
             def told(stage: str, share: float, number: int = number) -> None:
                 progress(f"calibrate {stage}", (number + share) / len(wanted))
 
             calibration, table = run_loop(
-                calibrate(endpoint, each, name=its_name, session_id=uuid.uuid4().hex, progress=told)
+                calibrate(endpoint, each, name=its_name, session_id=uuid.uuid4().hex, progress=told, self_test=found)
             )
             written.append(_write(folder, its_name, calibration, table))
     return written
@@ -79,10 +96,24 @@ def measure_frozen(
         raise UsageError(
             "the prediction says nothing about these flights",
             observed=", ".join(map(str, unknown)),
-            allowed="1 to " + str(prediction.predictors[0].curve[-1].flights),
+            allowed=", ".join(str(point.flights) for point in prediction.predictors[0].curve),
             where="--flights",
         )
-    its_name = name or f"{prediction.name}-measured-{_stamp()}"
+    m_star = prediction.predictors[0].m_star
+    if m_star not in asked or len(asked) == 1:
+        raise UsageError(
+            "what was claimed could not be judged from these flights",
+            observed=", ".join(map(str, asked)),
+            allowed=f"M* = {m_star} and at least one other M",
+            where="--flights",
+        )
+    its_name = check_name(name or f"{prediction.name}-measured-{_stamp()}", where="--name")
+    if (ledger.folder / f"{its_name}.json").exists():
+        raise UsageError(
+            "there is such a measurement already",
+            where=str(ledger.folder / f"{its_name}.json"),
+            hint="records are never overwritten: choose another --name",
+        )
     measurement, table = measure(
         prediction.model_copy(update={"plan": prediction.plan.model_copy(update={"flights": asked})}),
         digest,
@@ -99,9 +130,11 @@ def measure_frozen(
 
 
 def _calibration_name(model: str, name: str | None, several: bool) -> str:
+    # Servers allow model names that no file can have.
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", model).lstrip(".-")[:64]
     if name is None:
-        return f"{model}-{_stamp()}"
-    return f"{name}-{model}" if several else name
+        return f"{plain}-{_stamp()}"
+    return f"{name}-{plain}" if several else name
 
 
 def _stamp() -> str:

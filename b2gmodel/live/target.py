@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ class Endpoint:
     embedded: bool
     table_digest: str | None
     grpc_port: int | None = None
+    trace_file: Path | None = None
 
     @property
     def address(self) -> str:
@@ -51,9 +53,11 @@ class EmbeddedTarget:
     def _session(self, models: Sequence[str]) -> Iterator[Endpoint]:
         from b2gmodel.live.server import EmbeddedServer
 
-        with EmbeddedServer.start(self.table, models=tuple(models)) as server:
+        # NAME_dynamic and NAME_null are entries of the workload NAME.
+        workloads = dict.fromkeys(model.removesuffix("_dynamic").removesuffix("_null") for model in models)
+        with EmbeddedServer.start(self.table, models=tuple(workloads)) as server:
             host, port = server.http_address
-            yield Endpoint(host, port, True, self.table.digest, server.grpc_address[1])
+            yield Endpoint(host, port, True, self.table.digest, server.grpc_address[1], server.trace_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,14 @@ class RemoteTarget:
     port: int
     restarts: bool = False
     grpc_port: int | None = None
+    trace_file: Path | None = None
 
     def session(self, models: Sequence[str]) -> AbstractContextManager[Endpoint]:
         return self._session()
 
     @contextmanager
     def _session(self) -> Iterator[Endpoint]:
-        yield Endpoint(self.host, self.port, False, None, self.grpc_port)
+        yield Endpoint(self.host, self.port, False, None, self.grpc_port, self.trace_file)
 
 
 def parse_url(url: str, *, where: str = "--url", grpc_url: str | None = None) -> RemoteTarget:

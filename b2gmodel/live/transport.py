@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from b2gmodel.live.http import ExchangeTimes
+from b2gmodel.flights import ExchangeTimes
 from b2gmodel.live.http_pool import HttpPool
 from b2gmodel.live.infer import InferMessage, Payload
 from b2gmodel.live.kserve import ModelSpec

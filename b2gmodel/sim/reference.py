@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import simpy
@@ -19,8 +20,11 @@ from b2gmodel.flights import Cycle, ExchangeTimes, Flight
 from b2gmodel.sim.distributions import Floats
 from b2gmodel.sim.resources import BatchedServer, Resource, Steps, resource_for
 from b2gmodel.sim.scenario import Clients, Closed, Poisson, Scenario
-from b2gmodel.sim.stations import DRAW_BLOCK, Draws
+from b2gmodel.sim.stations import Draws
 from b2gmodel.units import ns_from_s, s_from_ns
+
+_FEW: Final = 256
+"""Numbers drawn at a time; the series do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,7 @@ class _Run:
     @staticmethod
     def _rows(draws: Draws) -> Iterator[list[float]]:
         while True:
-            yield from draws.block().tolist()
+            yield from draws.block(_FEW).tolist()
 
     def _invite(self, clients: Clients, rng: np.random.Generator) -> None:
         env = self._env
@@ -205,8 +209,9 @@ class _Run:
             self._env.timeout(delay_s, wake_ns).callbacks.append(self._ring)
 
     def _ring(self, event: simpy.Event) -> None:
-        if event.value == self._batcher.next_wake_ns:
-            self._now_ns = max(self._now_ns, event.value)
+        wake_ns = self._batcher.next_wake_ns
+        if wake_ns is not None and event.value == wake_ns:
+            self._now_ns = max(self._now_ns, wake_ns)
             self._act(self._batcher.tick(self._tell_ns()))
 
     def _end(self, number: int) -> None:
@@ -251,6 +256,6 @@ class _Run:
 def _poisson(rate_per_s: float, rng: np.random.Generator) -> Iterator[float]:
     now_s = 0.0
     while True:
-        for gap_s in rng.exponential(1 / rate_per_s, DRAW_BLOCK).tolist():
+        for gap_s in rng.exponential(1 / rate_per_s, _FEW).tolist():
             now_s += gap_s
             yield now_s

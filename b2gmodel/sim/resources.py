@@ -154,8 +154,9 @@ class BatchedServer:
             self._env.timeout(delay_s, wake_ns).callbacks.append(self._ring)
 
     def _ring(self, event: simpy.Event) -> None:
-        if event.value == self._batcher.next_wake_ns:
-            self._now_ns = max(self._now_ns, event.value)
+        wake_ns = self._batcher.next_wake_ns
+        if wake_ns is not None and event.value == wake_ns:
+            self._now_ns = max(self._now_ns, wake_ns)
             self._act(self._batcher.tick(self._tell_ns()))
 
     def _execute(self, execution: Execution[_Job]) -> Steps:

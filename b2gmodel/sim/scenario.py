@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -75,7 +75,7 @@ class BatchedService:
     batching: DynamicBatching
     instances: int
     ladder_s: tuple[tuple[int, float], ...]
-    shape: Distribution = Constant(1.0)
+    shape: Distribution = field(default_factory=lambda: Constant(1.0))
 
     def __post_init__(self) -> None:
         rows = [size for size, _ in self.ladder_s]
@@ -85,9 +85,7 @@ class BatchedService:
             raise UsageError("a shape has mean 1", observed=self.shape.moment(1), allowed="1", where="S(k)")
         for size in range(1, self.batching.max_batch + 1):
             if not self.mean_s(size) > 0:
-                raise UsageError(
-                    "S(k) is not positive", observed=self.mean_s(size), allowed="> 0", where=f"S({size})"
-                )
+                raise UsageError("S(k) is not positive", observed=self.mean_s(size), allowed="> 0", where=f"S({size})")
 
     def mean_s(self, rows: int) -> float:
         """S for an execution of that many rows."""
@@ -142,7 +140,8 @@ class Scenario:
             raise UsageError("a deadline lies ahead", observed=self.patience_s, allowed="> 0", where="deadline")
         if self.patience_s is not None and isinstance(clients, Closed) and clients.think is None:
             raise UsageError(
-                "clients who never think would ask without end once a request expires", where="deadline",
+                "clients who never think would ask without end once a request expires",
+                where="deadline",
                 hint="give them a think time",
             )
         if self.server is not None:

@@ -1,0 +1,127 @@
+"""The transport law and the compute law as measurements: the null model with n batches in flight, and the model itself
+with at most as many as it has instances.
+
+Neither looks at the target model beyond single-flight per instance, so both may feed a prediction.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from b2gmodel.live.bench import Bench, Setting
+from b2gmodel.live.kserve import ControlPlane, ModelSpec
+from b2gmodel.live.payloads import make_payloads
+from b2gmodel.live.transport import Transport
+from b2gmodel.records import ComputeLaw, ComputePoint, Estimate, Run, TransportLaw, TransportPoint
+from b2gmodel.stats import student_interval
+
+LAW_FLIGHTS: Final = tuple(range(1, 9))
+_ROUNDS: Final = 2
+_SECONDS: Final = 0.6
+_LEVEL: Final = 0.95
+_ORDER_SEED: Final = 1
+
+
+async def measure_transport_law(
+    transport: Transport,
+    control: ControlPlane,
+    null: ModelSpec,
+    k: int,
+    *,
+    run_id: str,
+    told: Callable[[float], None],
+    flights: Sequence[int] = LAW_FLIGHTS,
+) -> TransportLaw:
+    """The transport's throughput with n batches of ``k`` in flight, in random order, over several rounds.
+
+    Args:
+        transport: to the null model.
+        null: same inputs as the target, nothing computed.
+
+    Raises:
+        ServerError, EvidenceError: as ``Bench.run``.
+    """
+    runs = await _runs(transport, control, null, k, flights, run_id, told)
+    return TransportLaw(
+        null_model=null.name,
+        k=k,
+        batch_bytes=k * null.payload_bytes,
+        points=tuple(_transport_point(n, runs[n], k) for n in sorted(runs)),
+    )
+
+
+async def measure_compute_law(
+    transport: Transport,
+    control: ControlPlane,
+    model: ModelSpec,
+    k: int,
+    *,
+    run_id: str,
+    told: Callable[[float], None],
+) -> ComputeLaw:
+    """S(j) with j = 1..g batches in flight, g being the model's instances."""
+    runs = await _runs(transport, control, model, k, range(1, (model.instances or 1) + 1), run_id, told)
+    return ComputeLaw(
+        k=k,
+        points=tuple(ComputePoint(flights=j, service_s=_mean(run.service_s for run in runs[j])) for j in sorted(runs)),
+    )
+
+
+async def _runs(
+    transport: Transport,
+    control: ControlPlane,
+    model: ModelSpec,
+    k: int,
+    flights: Sequence[int],
+    run_id: str,
+    told: Callable[[float], None],
+) -> dict[int, list[Run]]:
+    settings = [Setting("C3" if n == 1 else "C4", k, n) for n in flights]
+    payloads = make_payloads(model, k * max(flights), transport)
+    bench = Bench(transport, control, model, payloads, run_id)
+    await bench.warm_up(settings[-1])
+    order = random.Random(_ORDER_SEED)  # noqa: S311  (an order, not a secret)
+    runs: dict[int, list[Run]] = {n: [] for n in flights}
+    for done in range(_ROUNDS):
+        order.shuffle(settings)
+        for step, setting in enumerate(settings):
+            run, _ = await bench.run(setting, done * len(settings) + step, _SECONDS)
+            runs[setting.flights].append(run)
+            told((done + (step + 1) / len(settings)) / _ROUNDS)
+    return runs
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    """Of values that every live run has."""
+    return float(np.mean([value for value in values if value is not None]))
+
+
+def _transport_point(n: int, runs: Sequence[Run], k: int) -> TransportPoint:
+    """By Little's law the cycle of n batches is n / X; what is not the null's queue or instance is transport."""
+    rates = np.array([block / k for run in runs for block in run.blocks_per_s or ()])
+    batches_per_s = student_interval(rates, _LEVEL)
+    cycle_s = n / batches_per_s.mean
+    service_s = _mean(run.service_s for run in runs)
+    queue_s = _mean(run.queue_s for run in runs)
+    transport_s = cycle_s - service_s - queue_s
+    rate = n / transport_s
+    # The interval's relative width is the throughput's, magnified by the cycle's share that transport is.
+    stretch = cycle_s / transport_s / batches_per_s.mean
+    return TransportPoint(
+        flights=n,
+        batches_per_s=Estimate(mean=batches_per_s.mean, low=batches_per_s.low, high=batches_per_s.high, level=_LEVEL),
+        cycle_s=cycle_s,
+        service_s=service_s,
+        queue_s=queue_s,
+        transport_s=transport_s,
+        rate_per_s=Estimate(
+            mean=rate,
+            low=rate * (1 - batches_per_s.half_width * stretch),
+            high=rate * (1 + batches_per_s.half_width * stretch),
+            level=_LEVEL,
+        ),
+    )

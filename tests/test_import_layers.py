@@ -1,0 +1,170 @@
+"""Dependencies point one way, and the core touches no clock, file, socket or shared randomness: by the imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "b2gmodel"
+
+# Lowest first. A part imports from layers below its own, and from its own where ALLOWED_WITHIN says so.
+LAYERS = (
+    {"errors", "units"},
+    {"records"},
+    {"batcher", "stats", "flights", "traces"},
+    {"laws", "legs", "closed_form", "network", "placement", "usl"},
+    {"predict", "judge"},
+    {"sim", "live", "store", "ledger", "report"},
+    {"cli", "__main__"},
+)
+ALLOWED_WITHIN = {
+    ("units", "errors"),
+    ("__main__", "cli"),
+    ("network", "closed_form"),
+    ("laws", "closed_form"),
+    ("laws", "network"),
+    ("legs", "laws"),
+    ("placement", "closed_form"),
+    ("placement", "laws"),
+    ("placement", "network"),
+    ("ledger", "store"),
+    ("live", "store"),
+    ("live", "ledger"),
+    ("live", "report"),
+    ("report", "store"),
+    ("report", "ledger"),
+    ("sim", "store"),
+}
+CORE = set().union(*LAYERS[1:5])
+# What a core module must not import: clocks, files, sockets, processes, threads, shared randomness.
+IMPURE = {
+    "asyncio", "builtins", "concurrent", "ctypes", "datetime", "fcntl", "glob", "http", "io", "logging", "mmap",
+    "multiprocessing", "os", "pathlib", "random", "secrets", "selectors", "shutil", "signal", "socket", "ssl",
+    "subprocess", "sys", "tempfile", "threading", "time", "urllib", "uuid",
+}  # fmt: skip
+IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__"}
+# Of numpy.random only what takes or makes a generator of the caller's.
+RANDOM_NAMES = {"Generator", "default_rng", "SeedSequence", "PCG64", "PCG64DXSM", "BitGenerator"}
+
+
+def part_of(module: str) -> str | None:
+    """``b2gmodel.live.http`` belongs to ``live``; the package itself to no part."""
+    names = module.split(".")
+    return names[1] if names[0] == "b2gmodel" and len(names) > 1 else None
+
+
+def imports(source: str, module: str) -> Iterator[str]:
+    """Every module that ``source`` imports, wherever in it, also for type checking alone."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*module.split(".")[: -node.level], *([base] if base else [])])
+            yield base
+            if base == "b2gmodel" or base.startswith("numpy"):
+                yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def upward(module: str, source: str) -> list[str]:
+    """What ``module`` imports from where it must not."""
+    own = part_of(module)
+    if own is None:
+        return []
+    faults = []
+    for imported in imports(source, module):
+        other = part_of(imported)
+        if other is None or other == own or other == "__version__":
+            continue
+        if level(other) > level(own) or (level(other) == level(own) and (own, other) not in ALLOWED_WITHIN):
+            faults.append(f"{module} imports {imported}")
+    return faults
+
+
+def level(part: str) -> int:
+    found = [number for number, layer in enumerate(LAYERS) if part in layer]
+    assert found, f"{part} has no layer: give it its place in LAYERS, and in design.md, section 3"
+    return found[0]
+
+
+def impure(module: str, source: str) -> list[str]:
+    """Imports and calls by which a core module would reach outside of its arguments."""
+    if part_of(module) not in CORE:
+        return []
+    faults = [f"{module} imports {name}" for name in imports(source, module) if name.split(".")[0] in IMPURE]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+            faults.append(f"{module} calls {node.func.id}")
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith(("np.random", "numpy.random")):
+            faults += [f"{module} uses numpy.random.{node.attr}"] * (node.attr not in RANDOM_NAMES)
+    return faults
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        names = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        yield ".".join(names[:-1] if names[-1] == "__init__" else names), path.read_text(encoding="utf-8")
+
+
+def test_the_package_is_read() -> None:
+    seen = {module for module, _ in modules()}
+    assert {"b2gmodel.errors", "b2gmodel.live.http", "b2gmodel.cli"} <= seen
+
+
+def test_dependencies_point_one_way() -> None:
+    assert [fault for module, source in modules() for fault in upward(module, source)] == []
+
+
+def test_the_core_reads_nothing_but_its_arguments() -> None:
+    assert [fault for module, source in modules() for fault in impure(module, source)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("b2gmodel.errors", "from b2gmodel.units import KIB"),
+        ("b2gmodel.records", "from b2gmodel import stats"),
+        ("b2gmodel.batcher", "import b2gmodel.live.http"),
+        ("b2gmodel.stats", "def late():\n    from b2gmodel.judge import judge"),
+        ("b2gmodel.predict", "from b2gmodel.judge import judge"),
+        ("b2gmodel.judge", "from b2gmodel.predict import predict"),
+        ("b2gmodel.judge", "from b2gmodel.store import read_record"),
+        ("b2gmodel.sim.kernel", "from b2gmodel.live.gateway import Gateway"),
+        ("b2gmodel.live.gateway", "from b2gmodel.sim.kernel import run"),
+        ("b2gmodel.live.gateway", "from ..sim import kernel"),
+        ("b2gmodel.live.gateway", "if TYPE_CHECKING:\n    from b2gmodel.cli.output import say"),
+        ("b2gmodel.store", "from b2gmodel.ledger import Ledger"),
+    ],
+)
+def test_a_planted_import_is_seen(module: str, line: str) -> None:
+    """The controls: the same check, on a module with one import too many."""
+    assert len(upward(module, f"from b2gmodel.errors import B2GError\n{line}\n")) >= 1
+    assert upward(module, "import math\n") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import time",
+        "from time import monotonic",
+        "def f():\n    import os.path",
+        "import random",
+        "x = open('f')",
+        "import numpy as np\nnp.random.seed(1)",
+        "import numpy as np\nx = np.random.normal()",
+        "from datetime import datetime",
+    ],
+)
+def test_a_planted_impurity_is_seen(line: str) -> None:
+    assert len(impure("b2gmodel.stats", line)) >= 1
+    assert impure("b2gmodel.live.http", line) == []
+    assert impure("b2gmodel.stats", "import numpy as np\nrng = np.random.default_rng(1)\n") == []
+
+
+def test_a_module_without_a_place_is_seen() -> None:
+    with pytest.raises(AssertionError, match="newcomer has no layer"):
+        upward("b2gmodel.newcomer", "import b2gmodel.errors")
