@@ -28,8 +28,9 @@ from b2gmodel.records import (
 from b2gmodel.stats import Interval, student_interval
 
 _LEVEL: Final = 0.90
-# "Not distinguishable from the peak" is a finding only where a difference of twice the bound would have shown.
-_WIDEST: Final = 4.0
+# "Not distinguishable from the peak" is a finding only where a difference of one and a half times the bound would
+# have shown.
+_WIDEST: Final = 3.0
 
 Outcome = Literal["held", "refuted", "inconclusive"]
 

@@ -81,6 +81,20 @@ class Ledger:
                 )
         return path
 
+    def check_measurement(self, digest: str, file: str, measurement_digest: str) -> None:
+        """Raises ``EvidenceError`` where the ledger knows this measurement of a prediction with another content."""
+        for entry in self.entries():
+            known = entry.facts.get("measurement")
+            same_file = (entry.event, entry.digest, entry.file) == ("measure", digest, file)
+            if same_file and known is not None and known != measurement_digest:
+                raise EvidenceError(
+                    "the measurement was changed after it was entered in the ledger",
+                    observed=measurement_digest,
+                    allowed=str(known),
+                    where=file,
+                    hint="restore the file as it was measured",
+                )
+
     def find(self, text: str) -> Path:
         """The file meant by a path, or by at least eight digits of a digest."""
         path = Path(text)

@@ -44,7 +44,8 @@ from b2gmodel.live.wire import (
 
 CROWD, REQUESTS_EACH, QUEUE = 1_000, 5, 256
 CHAOS_CLIENTS, PIPELINE = 64, 8
-CANCELLED_SHARE, LEAVING_SHARE = 0.15, 0.01
+CHAOS_QUEUE = 480  # with the flights' 32, a slot for all that is open: BUSY only where the gone still hold theirs
+CANCELLED_SHARE, LEAVING_SHARE = 0.15, 0.02
 ROW_BYTES = 16 * 1024
 MODEL = FakeModel(
     "m",
@@ -183,7 +184,7 @@ async def chaos(place: tuple[str, int], tally: Tally, requests: int, seed: int) 
         nonlocal left
         rng = random.Random(f"{seed}/{client}")
         caller: Caller | None = None
-        quota, number = requests // CHAOS_CLIENTS, 0
+        quota, number = -(-requests // CHAOS_CLIENTS), 0
         while number < quota or (caller is not None and caller.open):
             if caller is None:
                 caller = Caller(*await asyncio.open_connection(*place), tally, client)
@@ -233,7 +234,7 @@ def _crowd(address: str) -> bool:
 
 
 def _chaos(address: str, requests: int, seed: int) -> tuple[bool, int]:
-    with served(address, "-k", "8", "-M", "4", "--queue", str(QUEUE), "--formation-deadline", "1ms") as it:
+    with served(address, "-k", "8", "-M", "4", "--queue", str(CHAOS_QUEUE), "--formation-deadline", "1ms") as it:
         tally = Tally()
         left = run_loop(chaos(it.place, tally, requests, seed))
         end = it.end()

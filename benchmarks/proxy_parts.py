@@ -164,7 +164,6 @@ def forwarder(pipe: Connection, upstream: tuple[str, int]) -> None:
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         listener.setblocking(False)
         pipe.send(listener.getsockname())
-        loop.add_reader(pipe.fileno(), lambda: pipe.recv() and pipe.send(cpu_s()))
         tasks = set()
         while True:
             client, _ = await loop.sock_accept(listener)

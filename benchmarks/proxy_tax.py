@@ -127,8 +127,8 @@ def _async_load(pipe: Connection, address: tuple[str, int], model: ModelSpec, *,
     async def drive(c: int, seconds: float) -> Loaded:
         latencies_s: list[float] = []
         begin_s = time.monotonic() + seconds / 4
-        payloads = make_payloads(model, min(c, 8))
         transport = HttpTransport(*address, model)
+        payloads = make_payloads(model, min(c, 8), transport)
         clients = [AsyncClient(*address) for _ in range(c)] if through_proxy else []
 
         async def caller(index: int) -> None:

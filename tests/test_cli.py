@@ -91,13 +91,13 @@ class TestPredict:
         (path,) = Path("predictions").glob("*.json")
         prediction = read_record(path, Prediction)
         rows = "".join(
-            f"{m:<3}  {x:>9}  {x:>8}  {x:>9}\n" for m, x in enumerate(["320.0", "640.0"] + ["800.0"] * 14, 1)
+            f"  {m:<2}  {x:>9}  {x:>8}  {x:>9}\n" for m, x in enumerate(["320.0", "640.0"] + ["800.0"] * 14, 1)
         )
         assert (code, out) == (
             0,
             "M* = 3: keep 3 batches in flight (closed-form)\n"
             "  over the calibration's own uncertainty: M* = 3: 100%\n"
-            f"  M  request/s  low 90 %  high 90 %\n{rows}"
+            f"  M   request/s  low 90 %  high 90 %\n{rows}"
             "note: heights are upper bounds: the closed form takes transport for a pure delay\n"
             "note: the compute was emulated\n"
             f"frozen: {path}\n"
@@ -190,10 +190,10 @@ class TestValidate:
             "  held          M* is among the best M: M* = 3, best M = 3, X(M*) is +1.5% against the best other M "
             "(90 % interval +1.4% to +1.5%); bound: regret <= 5.0%",
             "  M  predicted/s  measured/s  low 90 %  high 90 %   error",
-            "1          320.0       321.0     314.7      327.3   -0.3%",
-            "2          640.0       602.0     589.4      614.6   +6.3%",
-            "3          800.0       695.0     663.4      726.6  +15.1%",
-            "4          800.0       685.0     653.4      716.6  +16.8%",
+            "  1        320.0       321.0     314.7      327.3   -0.3%",
+            "  2        640.0       602.0     589.4      614.6   +6.3%",
+            "  3        800.0       695.0     663.4      726.6  +15.1%",
+            "  4        800.0       685.0     653.4      716.6  +16.8%",
             "without batching (C1): 250.0 request/s",
             "next: set M = 3 in your proxy",
         ]

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-# Not pydantic: typer itself loads it to read a command's options.
-HEAVY = ["numpy", "scipy", "pandas", "matplotlib", "pyarrow", "rich", "h11", "uvloop", "simpy", "asyncio"]
+HEAVY = ["numpy", "scipy", "pandas", "pydantic", "matplotlib", "pyarrow", "rich", "h11", "uvloop", "simpy", "asyncio"]
 CODE = """
 import json, sys
 from b2gmodel.cli import run

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from b2gmodel.live.arrays import Array
 from b2gmodel.live.client import Busy, Client, Refused, UpstreamFailed
 from b2gmodel.live.fake import FakeModel, FakeScript, FakeServer, FakeTensor, Fault, FaultKind
 from b2gmodel.live.repository import OUTPUT_NAME
@@ -32,8 +33,8 @@ class Served:
     def __init__(self, process: subprocess.Popen[str], first: str) -> None:
         self.process, self.first = process, first
         self.place = json.loads(first)["listening"] if first.startswith("{") else first.removeprefix("listening: ")
-        self.host, port = self.place.strip().rsplit(":", 1)
-        self.port = int(port)
+        host, port = self.place.strip().rsplit(":", 1)
+        self.host, self.port = str(host), int(port)
 
     def client(self) -> Client:
         return Client(self.host, self.port, timeout_s=PATIENCE_S)
@@ -90,7 +91,7 @@ def fake() -> Iterator[FakeServer]:
         yield server
 
 
-def row(mark: int) -> np.ndarray:
+def row(mark: int) -> Array:
     values = np.zeros((4, 3), "<f4")
     values.view("<u4")[0, 0] = mark
     return values
@@ -175,7 +176,7 @@ def test_each_request_gets_its_own_result_from_a_real_server(triton: EmbeddedSer
                     image = rng.random((3, 224, 224), np.float32)
                     output = client.infer("resnet50", {"input": image})[OUTPUT_NAME]
                     assert output.shape == (1000,)
-                    assert output.tobytes()[:16] == fingerprint(image)
+                    assert output.tobytes()[:16] == fingerprint(image.data)
 
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(work, range(8)))

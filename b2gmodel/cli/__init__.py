@@ -6,9 +6,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from b2gmodel import __version__
 from b2gmodel.cli import (
     live_commands,
     load_commands,
@@ -32,6 +34,23 @@ app = typer.Typer(
     help="From one single-flight calibration: where to batch, and how many batches to keep in flight.\n\n"
     "Exit codes: 0 held or done, 1 refuted, 2 usage, 3 evidence invalid or inconclusive, 4 internal failure.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options before any command."""
+
+
 record_commands.register(app)
 live_commands.register(app)
 server_commands.register(app)

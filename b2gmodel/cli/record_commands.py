@@ -107,7 +107,7 @@ def predict(
         say(f"  over the calibration's own uncertainty: {shares}")
     rows = [
         (
-            str(point.flights),
+            f"  {point.flights}",
             f"{point.throughput_per_s:.1f}",
             "-" if point.low is None else f"{point.low:.1f}",
             "-" if point.high is None else f"{point.high:.1f}",
@@ -140,7 +140,7 @@ def validate(
     from b2gmodel.errors import UsageError
     from b2gmodel.judge import judge
     from b2gmodel.ledger import Ledger
-    from b2gmodel.records import Measurement
+    from b2gmodel.records import Measurement, digest_of
     from b2gmodel.store import read_record
 
     ledger = Ledger(predictions)
@@ -156,6 +156,7 @@ def validate(
             )
         path = predictions / known[-1]
     measured = read_record(path, Measurement)
+    ledger.check_measurement(digest, path.name, digest_of(measured))
     verdict = judge(frozen, measured)
     verdict_path = ledger.enter_verdict(measured.name, verdict)
     if figure is not None:
@@ -176,7 +177,7 @@ def say_verdict(verdict: Verdict, figure: Path | None) -> None:
         say(f"  {check.outcome:<12}  {check.name}: {check.observed}; bound: {check.bound}")
     rows = [
         (
-            str(score.flights),
+            f"  {score.flights}",
             f"{score.predicted_per_s:.1f}",
             f"{score.measured_per_s:.1f}",
             "-" if score.measured_low is None else f"{score.measured_low:.1f}",

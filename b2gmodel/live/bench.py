@@ -29,6 +29,8 @@ WARMUP_ROUNDS: Final = 3
 _BLOCKS: Final = 5
 _SETTLING_ROUNDS: Final = 2
 _LEAST_ROUNDS: Final = 3
+# A batch that never comes back must end the run, not hang it.
+_FLIGHT_LIMIT_S: Final = 120.0
 
 _IsOver = Callable[[Sequence[Flight]], bool]
 
@@ -141,7 +143,13 @@ class Bench:
             while stopped is None:
                 await gateway.submit(payload)
 
-        gateway = Gateway(setting.policy, self._transport, run_id=f"{self._run_id}.{label}", on_flight=on_flight)
+        gateway = Gateway(
+            setting.policy,
+            self._transport,
+            run_id=f"{self._run_id}.{label}",
+            on_flight=on_flight,
+            flight_limit_s=_FLIGHT_LIMIT_S,
+        )
         try:
             await self._transport.warm(setting.flights)
             async with asyncio.TaskGroup() as callers:

@@ -17,7 +17,7 @@ from b2gmodel.live.point import Table
 from b2gmodel.live.run_loop import run_loop
 from b2gmodel.live.self_test import self_test
 from b2gmodel.live.target import Target
-from b2gmodel.records import Calibration, Measurement, Prediction
+from b2gmodel.records import Calibration, Measurement, Prediction, digest_of
 from b2gmodel.store import check_name, write_record, write_table
 
 RecordT = TypeVar("RecordT", Calibration, Measurement)
@@ -125,7 +125,7 @@ def measure_frozen(
         note = f"flights {list(asked)} were run in place of the frozen plan's {list(planned)}"
         measurement = measurement.model_copy(update={"notes": (*measurement.notes, note)})
     path, measurement = _write(ledger.folder, its_name, measurement, table)
-    ledger.note("measure", digest, path.name)
+    ledger.note("measure", digest, path.name, measurement=digest_of(measurement))
     return path, measurement
 
 
