@@ -195,14 +195,11 @@ def proxy(pipe: Connection, upstream: tuple[str, int], model: ModelSpec, policy:
         flights = Flights()
         serving.add_observer(flights)
         pipe.send(await serving.start("127.0.0.1", 0))
-
-        def report() -> None:
-            pipe.recv()
+        while True:
+            # In a thread: a loop that watched the pipe would make it non-blocking, for what is sent, too.
+            await asyncio.to_thread(pipe.recv)
             pipe.send((cpu_s(), flights.seen))
             flights.seen = []
-
-        asyncio.get_running_loop().add_reader(pipe.fileno(), report)
-        await asyncio.Event().wait()
 
     run_loop(main())
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real
 
 
 def test_calibrate_predict_measure_validate(
-    triton: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    triton: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], tolerant_self_test: None
 ) -> None:
     url = "http://{}:{}".format(*triton.http_address)
     out, predictions = tmp_path / "calibration", tmp_path / "predictions"
@@ -62,7 +62,7 @@ def test_calibrate_predict_measure_validate(
 
 
 def test_the_server_must_serve_what_was_calibrated(
-    triton: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    triton: EmbeddedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], tolerant_self_test: None
 ) -> None:
     url = "http://{}:{}".format(*triton.http_address)
     calibrate = ["calibrate", "--url", url, "--model", "resnet50_null", "-k", "2", "--budget", "2s", "-q"]

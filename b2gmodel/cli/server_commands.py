@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from b2gmodel.cli.options import Compute, Json, parse_compute
+from b2gmodel.cli.options import Compute, Json, Url, parse_compute
 from b2gmodel.cli.output import say, say_json
 
 
@@ -23,6 +24,14 @@ def server(
     show_table: Annotated[
         bool, typer.Option("--show-table", help="Print the table of workloads, to copy and edit, and stop.")
     ] = False,
+    export_null: Annotated[
+        Path | None,
+        typer.Option(
+            "--export-null",
+            help="Write a null twin of --model at --url into this model repository (Python backend), and stop.",
+        ),
+    ] = None,
+    url: Url = None,
     json: Json = False,
 ) -> None:
     """Run the embedded real Triton with the reference workloads until SIGINT or SIGTERM."""
@@ -31,6 +40,9 @@ def server(
     from b2gmodel.live.server import EmbeddedServer
     from b2gmodel.live.workloads import BUILT_IN_TABLE, load_workloads
 
+    if export_null is not None:
+        _export_null(export_null, url, model or [])
+        return
     file = parse_compute(compute)
     if show_table:
         say((file or BUILT_IN_TABLE).read_text(encoding="utf-8").rstrip())
@@ -61,6 +73,23 @@ def server(
             say(f"next: b2g calibrate --url {addresses['http']} --model {running.models[0]}")
         while signal.sigtimedwait(stop, 1.0) is None:
             running.check()
+
+
+def _export_null(folder: Path, url: str | None, models: list[str]) -> None:
+    from b2gmodel.errors import UsageError
+    from b2gmodel.live.null_twin import write_null_twins
+    from b2gmodel.live.run_loop import run_loop
+    from b2gmodel.live.target import parse_url
+
+    if url is None or not models:
+        raise UsageError(
+            "a null twin needs the model that it stands for",
+            where="--export-null",
+            hint="name it: --url http://HOST:PORT --model MODEL",
+        )
+    for model, twin in zip(models, run_loop(write_null_twins(parse_url(url), models, folder)), strict=True):
+        say(f"written: {twin}")
+        say(f"next: let the server load it, then b2g calibrate --url {url} --model {model} --null-model {twin.name}")
 
 
 def doctor(

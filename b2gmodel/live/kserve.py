@@ -151,6 +151,22 @@ class ControlPlane:
             UsageError: no such model, one that does not batch described as such by ``max_batch_size`` 0 is
                 returned, not refused; a dynamic dimension without a shape, or a shape that contradicts the model.
         """
+        metadata, config = await self.describe(name)
+        try:
+            return _spec(name, metadata, config, shapes)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ServerError(
+                "the server's description of the model does not have the form of the KServe v2 protocol",
+                observed=f"{type(error).__name__}: {error}",
+                where=name,
+            ) from error
+
+    async def describe(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The model's metadata and configuration as the server gives them; without a configuration, an empty one.
+
+        Raises:
+            UsageError: no such model.
+        """
         path = f"/v2/models/{quote(name, safe='')}"
         response = await self._get(path)
         if response.status != 200:
@@ -160,17 +176,8 @@ class ControlPlane:
                 where="--model",
                 hint=await self._models_hint(),
             )
-        metadata = response.json()
         config_response = await self._get(f"{path}/config")
-        config = config_response.json() if config_response.status == 200 else {}
-        try:
-            return _spec(name, metadata, config, shapes)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ServerError(
-                "the server's description of the model does not have the form of the KServe v2 protocol",
-                observed=f"{type(error).__name__}: {error}",
-                where=name,
-            ) from error
+        return response.json(), config_response.json() if config_response.status == 200 else {}
 
     async def counters(self, name: str) -> ModelCounters:
         """The model's statistics. Raises ``ServerError`` where the server keeps none per batch."""

@@ -84,25 +84,27 @@ async def calibrate_point(
             "counters": CountersCheck(
                 executions=executions, service_s=booked_s, relative_difference=summed_s / booked_s - 1
             ),
-            "disturbance": await _disturbance(flight),
-            "legs": await _legs(flight, control, model, run_id, kept, trace_file),
+            "disturbance": await measure_disturbance(flight),
+            "legs": await measure_legs(flight, control, model, run_id, kept, trace_file),
         }
     )
     return point, _columns(cycles, len(cycles) - len(kept), k)
 
 
-async def _disturbance(flight: SingleFlight) -> Estimate:
+async def measure_disturbance(
+    flight: SingleFlight, pairs: int = _DISTURBANCE_PAIRS, cycles: int = _DISTURBANCE_CYCLES
+) -> Estimate:
     """How much longer a cycle is because the counters are read before it, relative, from alternating blocks."""
     differences = []
-    for _ in range(_DISTURBANCE_PAIRS):
-        read = np.mean([cycle.cycle_ns for cycle in await flight.run(_DISTURBANCE_CYCLES)])
-        unread = np.mean([each.cycle_ns for each in await flight.run_unread(_DISTURBANCE_CYCLES)])
+    for _ in range(pairs):
+        read = np.mean([cycle.cycle_ns for cycle in await flight.run(cycles)])
+        unread = np.mean([each.cycle_ns for each in await flight.run_unread(cycles)])
         differences.append(float(read / unread) - 1)
     interval = student_interval(np.array(differences), _LEVEL)
     return Estimate(mean=interval.mean, low=interval.low, high=interval.high, level=_LEVEL)
 
 
-async def _legs(
+async def measure_legs(
     flight: SingleFlight,
     control: ControlPlane,
     model: ModelSpec,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from b2gmodel.errors import UsageError
+from b2gmodel.live.tensors import TensorSpec
 from b2gmodel.live.workloads import Role, Workload, WorkloadTable
 from b2gmodel.units import ns_from_s
 
@@ -24,18 +24,6 @@ _HERE: Final = Path(__file__).parent
 _DATATYPES: Final = frozenset(
     "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES".split()  # noqa: SIM905
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """An input or output of a model: its name, KServe v2 datatype, and shape without the batch dimension.
-
-    A dimension of -1 is variable.
-    """
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
 
 
 def embedded_repository(table: WorkloadTable, names: Sequence[str] | None, import_path: Path) -> Mapping[str, str]:
