@@ -1,6 +1,6 @@
 """Can the instrument be trusted? Injected delays recovered, legs that add up, and what reading the counters disturbs.
 
-    python benchmarks/instrument.py [--cycles 15]
+    python benchmarks/instrument.py [--cycles 6]
 
 Self-test: the fake server injects 2, 10 and 50 ms into each leg; held where each comes back in its leg within the
 larger of 2 % and 0.3 ms. Legs: on the real embedded server, resnet50 at k = 8; held where the legs' sum is within
@@ -34,7 +34,7 @@ DISTURBANCE_BAR = 0.02
 async def on_the_real_server() -> tuple[LegTimes, Estimate]:
     """Legs with the server's trace, and the disturbance."""
     with EmbeddedTarget(load_workloads()).session(("resnet50",)) as endpoint:
-        control = ControlPlane(endpoint.host, endpoint.port)
+        control = ControlPlane(endpoint.host, endpoint.port, awake=True)
         model = await control.model("resnet50", {})
         transport = HttpTransport(endpoint.host, endpoint.port, model)
         try:
@@ -50,7 +50,7 @@ async def on_the_real_server() -> tuple[LegTimes, Estimate]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cycles", type=int, default=15, help="cycles of each block of the self-test")
+    parser.add_argument("--cycles", type=int, default=6, help="cycles of each block of the self-test")
     options = parser.parse_args()
     try:
         found = run_loop(self_test(DELAYS_S, options.cycles))

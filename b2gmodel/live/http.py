@@ -76,11 +76,13 @@ class HttpConnection:
     Args:
         host, port: the server's HTTP endpoint.
         body_limit_bytes: a longer response body is refused before memory is taken for it.
+        spin_ns: how long to look for an answer without sleeping, before waiting for it as usual.
     """
 
     host: str
     port: int
     body_limit_bytes: int = DEFAULT_BODY_LIMIT_BYTES
+    spin_ns: int = 0
     _sock: socket.socket | None = None
     _head: bytearray = field(default_factory=lambda: bytearray(_HEAD_LIMIT_BYTES))
 
@@ -184,6 +186,8 @@ class HttpConnection:
     ) -> HttpResponse:
         head = memoryview(self._head)
         filled, end = 0, -1
+        if self.spin_ns:
+            _spin_until_readable(sock, self.spin_ns)
         while end < 0:
             if filled == len(head):
                 raise ServerError(
@@ -268,3 +272,14 @@ class HttpConnection:
             where=self.address,
             hint="check that the server is up and that this is its HTTP address",
         )
+
+
+def _spin_until_readable(sock: socket.socket, limit_ns: int) -> None:
+    """Return when there is something to receive, or the limit has passed; the loop stands still meanwhile."""
+    end_ns = time.monotonic_ns() + limit_ns
+    while time.monotonic_ns() < end_ns:
+        try:
+            sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            continue
+        return

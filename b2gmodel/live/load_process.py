@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import resource
 import signal
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from b2gmodel.errors import B2GError, UsageError
+from b2gmodel.live.descriptors import allow_files
 from b2gmodel.live.load import (
     CONNECT_S,
     ClosedLoop,
@@ -36,7 +36,7 @@ from b2gmodel.live.load_lane import Lane, LoadPayload, OpenRequest
 from b2gmodel.live.load_plan import ClosedPlan, OpenPlan, Plan, Send, intended_offsets
 from b2gmodel.live.load_tally import LoadOutcome, Tally
 from b2gmodel.live.load_timer import MonotonicTimer
-from b2gmodel.live.payloads import _fill as fill_row
+from b2gmodel.live.payloads import fill_row
 from b2gmodel.live.run_loop import run_loop
 from b2gmodel.live.wire import (
     Buffer,
@@ -88,7 +88,7 @@ def main() -> int:
 
 async def _run(spec: LoadSpec) -> LoadResult:
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), os._exit, 1)  # nothing more comes but the end
-    _allow_files(spec.loop.connections + _SPARE_FILES)
+    allow_files(spec.loop.connections + _SPARE_FILES, where="connections")
     return await Generator(spec).run()
 
 
@@ -322,20 +322,6 @@ def _make_payloads(spec: LoadSpec) -> list[LoadPayload]:
         parts = tuple(fill_row(rng, tensor) for tensor in spec.inputs)
         payloads.append(LoadPayload(parts, fingerprint(parts[0]) if spec.verify else None))
     return payloads
-
-
-def _allow_files(wanted: int) -> None:
-    """Raise this process's limit on open files where the system lets us. Raises ``UsageError`` where it does not."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and wanted > hard:
-        raise UsageError(
-            "more connections than this process may have files open",
-            observed=f"{wanted} files",
-            allowed=f"{hard} (ulimit -Hn)",
-            where="connections",
-        )
-    if soft != resource.RLIM_INFINITY and wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _say(**event: Any) -> None:

@@ -25,13 +25,14 @@ def make_payloads(model: ModelSpec, count: int, transport: Transport) -> list[Pa
         parts = []
         for area, tensor in zip(areas, model.inputs, strict=True):
             part = area[row * tensor.row_bytes : (row + 1) * tensor.row_bytes]
-            part[:] = _fill(rng, tensor)
+            part[:] = fill_row(rng, tensor)
             parts.append(part)
         payloads.append(tuple(parts))
     return payloads
 
 
-def _fill(rng: np.random.Generator, tensor: TensorSpec) -> memoryview:
+def fill_row(rng: np.random.Generator, tensor: TensorSpec) -> memoryview:
+    """One request's values for one input."""
     elements, row_bytes = math.prod(tensor.shape), tensor.row_bytes
     values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
     match tensor.datatype:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import signal
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from b2gmodel.batcher import Placement, Policy
-from b2gmodel.errors import UsageError
 from b2gmodel.live.kserve import ControlPlane
 from b2gmodel.live.observer import Snapshot
 from b2gmodel.live.proxy import Proxy, ProxyLimits
@@ -20,7 +18,8 @@ from b2gmodel.live.target import Endpoint
 from b2gmodel.live.transports import make_transport
 
 if TYPE_CHECKING:
-    from b2gmodel.live.exporters import Export
+    from b2gmodel.live.descriptors import allow_files
+from b2gmodel.live.exporters import Export
 
 _SPARE_FILES: Final = 64
 
@@ -74,7 +73,7 @@ async def serve(service: Service, listening: Listening) -> Ended:
     Raises:
         UsageError, ServerError, SetupError: the server, the model, the address or the limits do not do.
     """
-    _allow_files(service.limits.connections + service.policy.flights + _SPARE_FILES)
+    allow_files(service.limits.connections + service.policy.flights + _SPARE_FILES, where="--connections")
     control = ControlPlane(service.endpoint.host, service.endpoint.port)
     try:
         model = await control.model(service.model, service.shapes)
@@ -133,17 +132,3 @@ def _signals() -> asyncio.Queue[signal.Signals]:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, queue.put_nowait, number)
     return queue
-
-
-def _allow_files(wanted: int) -> None:
-    """Raise this process's limit on open files where the system lets us. Raises ``UsageError`` where it does not."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and wanted > hard:
-        raise UsageError(
-            "more connections than this process may have files open",
-            observed=f"{wanted} files",
-            allowed=f"{hard} (ulimit -Hn)",
-            where="--connections",
-        )
-    if soft != resource.RLIM_INFINITY and wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
