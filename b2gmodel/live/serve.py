@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from b2gmodel.batcher import Placement, Policy
+from b2gmodel.live.descriptors import allow_files
 from b2gmodel.live.kserve import ControlPlane
 from b2gmodel.live.observer import Snapshot
 from b2gmodel.live.proxy import Proxy, ProxyLimits
@@ -18,8 +19,7 @@ from b2gmodel.live.target import Endpoint
 from b2gmodel.live.transports import make_transport
 
 if TYPE_CHECKING:
-    from b2gmodel.live.descriptors import allow_files
-from b2gmodel.live.exporters import Export
+    from b2gmodel.live.exporters import Export
 
 _SPARE_FILES: Final = 64
 
