@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -42,7 +43,14 @@ class Served:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
         """Its exit code and the rest of what it said."""
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        # Not communicate(): it reads past what readline() has already buffered.
+        watchdog = threading.Timer(PATIENCE_S, self.process.kill)
+        watchdog.start()
+        out, err = self.process.stdout.read(), self.process.stderr.read()
+        self.process.wait()
+        watchdog.cancel()
         return self.process.returncode, out, err
 
 
