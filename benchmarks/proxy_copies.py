@@ -4,10 +4,9 @@
 
 The proxy runs in this process, the clients and a server that swallows in others. First as many requests as asked
 for, of 588 KiB (so that it takes seconds): resident memory after a tenth of them, and after as many again. Then
-4,800 KiB requests under tracemalloc, one at a time and in batches of eight: what stood above the level before each
-flight at its peak, summed over the flights and divided by their requests. (The worst single flight is shown beside
-it: a flight of few requests is charged with what the other one, in flight at the same time, takes.)
-Held where a request takes at most 16 KiB in each setting, and resident memory grows by at most 1 MiB.
+4,800 KiB requests under tracemalloc, one at a time and in batches of eight: the most Python memory that stood
+above the level before, a request.
+Held where a request takes at most 16 KiB, and resident memory grows by at most 1 MiB.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import sys
 import tracemalloc
 from multiprocessing.connection import Connection
@@ -30,7 +30,9 @@ from b2gmodel.live.transport import HttpTransport
 
 BAR_BYTES = 16 * KIB
 GROWTH_BAR_BYTES = 1024 * KIB
-PATIENCE_NS = 5_000_000  # so that the last requests of a load, too few for a batch, are sent
+# So that the last requests of a load, too few for a batch, are sent; and so long that all others go in whole batches:
+# a flight of few is charged with what the other flight in the air takes.
+PATIENCE_NS = 1_000_000_000
 LARGE_BYTES, SMALL_BYTES = 4800 * KIB, 588 * KIB
 
 
@@ -38,7 +40,7 @@ class Meter:
     """After each flight: the most traced memory since the flight before, above the level then, a request."""
 
     def __init__(self) -> None:
-        self.peaks_bytes: list[tuple[int, int]] = []
+        self.peaks_bytes: list[float] = []
         self._level = tracemalloc.get_traced_memory()[0]
 
     def request_done(self, outcome: Outcome, bytes_in: int, bytes_out: int) -> None:
@@ -46,7 +48,7 @@ class Meter:
 
     def flight_done(self, flight: Flight) -> None:
         now, peak = tracemalloc.get_traced_memory()
-        self.peaks_bytes.append((max(0, peak - self._level), flight.size))
+        self.peaks_bytes.append(max(0, peak - self._level) / flight.size)
         tracemalloc.reset_peak()
         self._level = now
 
@@ -79,12 +81,10 @@ async def measure(requests: int, sink: tuple[str, int], clients: Connection) -> 
         proxy.add_observer(meter)
         await _load(clients, Order(place, k * flights, LARGE_BYTES, count=count))
         tracemalloc.stop()
-        counted = meter.peaks_bytes[1:]
-        peaks.append(sum(peak for peak, _ in counted) / sum(size for _, size in counted))
-        worst = max(peak / size for peak, size in counted)
+        peaks.append(max(meter.peaks_bytes[1:]))
         print(
-            f"  k = {k}, {flights} in flight, 4,800 KiB: {peaks[-1] / KIB:.1f} KiB a request, "
-            f"{worst / KIB:.1f} in the worst of {len(counted)} flights"
+            f"  k = {k}, {flights} in flight, 4,800 KiB: at most {peaks[-1] / KIB:.1f} KiB a request, median "
+            f"{statistics.median(meter.peaks_bytes) / KIB:.1f}, over {len(meter.peaks_bytes)} flights"
         )
         await proxy.aclose()
         await transport.aclose()

@@ -25,10 +25,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture
 def tolerant_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The self-test's bound is for a quiet machine, which one that runs tests is not."""
+    """The self-test's bound is for a quiet machine, which one that runs tests is not.
+
+    It stays below the delay that is injected, so that a delay booked elsewhere still fails.
+    """
     from b2gmodel.live import self_test
 
-    monkeypatch.setattr(self_test, "_BOUND_S", 0.05)
+    monkeypatch.setattr(self_test, "_BOUND_S", 0.008)
 
 
 @pytest.fixture(scope="session")
