@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -20,8 +26,10 @@ def test_a_constant_cycle_in_whole(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*CONSTANT, "--flights", "4"]) == 0
     assert capsys.readouterr().out == (
         "X = 2000 request/s\n"
-        "point  X, request/s          95 %  mean, ms  P50  P95  P99  GPU busy  rejected\n"
-        "-              2000  2000 to 2000         4    4    4    4    100.0%         -\n"
+        "point  X, request/s          95 %  mean, ms  P50  P95  P99"
+        "  GPU busy              95 %  at GPU    95 %  rejected  95 %\n"
+        "-              2000  2000 to 2000         4    4    4    4"
+        "    100.0%  100.0% to 100.0%       1  1 to 1         -     -\n"
     )
 
 
@@ -34,7 +42,9 @@ def test_a_sweep_to_tables_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFi
     frame = pd.read_parquet(parquet).drop(columns="refused")
     pd.testing.assert_frame_equal(pd.read_csv(csv).drop(columns="refused"), frame, check_dtype=False)
     assert frame["flights"].tolist() == [1, 1, 2, 2, 4, 4]
-    assert (frame["throughput_per_s_low"] <= frame["throughput_per_s"]).all()
+    for name in ("throughput_per_s", "gpu_utilisation", "gpu_queue", "transport_queue"):
+        assert (frame[f"{name}_low"] <= frame[name]).all()
+        assert (frame[name] <= frame[f"{name}_high"]).all()
     assert figure.read_text(encoding="utf-8").startswith("<?xml")
 
 
@@ -51,11 +61,115 @@ def test_json_and_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_bounded_queue_rejects(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["simulate", "--service", "1ms", "--transport", "1ms", "--service-cv", "1", "--rate", "1500"]
-    assert run([*arguments, "--flights", "4", "--queue-limit", "4", "--json"]) == 0
+    assert run([*arguments, "--flights", "4", "--queue-limit", "4", "--precision", "0.02", "--json"]) == 0
     (point,) = json.loads(capsys.readouterr().out)["points"]
     assert point["engine"] == "reference"
-    assert 0.3 < point["rejected_share"] < 0.45
+    assert 0.3 < point["rejected_share_low"] < point["rejected_share"] < point["rejected_share_high"] < 0.45
+    assert 0.9 < point["gpu_utilisation_low"] < point["gpu_utilisation_high"] <= 1.0
+    assert 0 < point["gpu_queue_low"] < point["gpu_queue"] < point["gpu_queue_high"] < 4
     assert point["throughput_per_s"] < 1010
+
+
+def test_without_a_limit_none_can_be_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", "--service", "1ms", "--transport", "1ms", "--rate", "500", "-k", "2", "--flights", "4"]
+    for limit, rejected in (([], None), (["--queue-limit", "500"], 0.0)):
+        assert run([*arguments, *limit, "--json"]) == 0
+        (point,) = json.loads(capsys.readouterr().out)["points"]
+        assert point["rejected_share"] == rejected
+
+
+@pytest.mark.parametrize("engine", [["--service-cv", "1"], ["--service-cv", "1", "--queue-limit", "1000"]])
+def test_a_long_run_says_how_far_it_is(engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each time that it has to be twice as long, with the time left; nothing where it shall be quiet."""
+    arguments = ["simulate", "--service", "1ms", "--transport", "0ms", "--rate", "600", *engine]
+    assert run([*arguments, "--precision", "0.04"]) == 0
+    *_, before, last = capsys.readouterr().err.splitlines()
+    stage = re.compile(r" +\d+%  to (\d+) cycles(, about \d+ s left)?")
+    assert (found := stage.fullmatch(last)) is not None
+    assert (earlier := stage.fullmatch(before)) is not None
+    assert int(found[1]) == 2 * int(earlier[1])
+    assert found[2] is not None
+    assert run([*arguments, "--precision", "0.2", "-q"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+SLOW = ["--service", "1ms", "--transport", "0ms", "--precision", "0.001", "--sweep", "rate_per_s=100,200,990"]
+
+
+@pytest.mark.parametrize("executor", ["serial", "joblib"])
+def test_ctrl_c_keeps_the_points_that_have_ended(executor: str, tmp_path: Path) -> None:
+    """The third point takes far longer than the others; the signal goes to all processes, as from a terminal."""
+    table = tmp_path / "x.csv"
+    program = [sys.executable, "-m", "b2gmodel", "simulate", *SLOW, "--executor", executor, "--out", str(table)]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        said = next((line for line in process.stderr if "2 of 3 points" in line), None)
+        assert said is not None
+        os.killpg(process.pid, signal.SIGINT)
+        errors, out = process.stderr.read(), process.stdout.read()
+    assert (process.returncode, errors) == (130, "b2g: interrupted\n")
+    assert f"wrote {table}" in out
+    rows = pd.read_csv(table)
+    assert rows["rate_per_s"].tolist() == [100, 200]
+    assert rows["response_s"].notna().all()
+
+
+def test_an_interruption_before_the_first_point_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("b2gmodel.sim.question.answer", interrupt)
+    table = tmp_path / "x.csv"
+    assert run([*CONSTANT, "--out", str(table)]) == 130
+    assert capsys.readouterr() == ("", "b2g: interrupted\n")
+    assert not table.exists()
+
+
+DOCUMENT = (Path(__file__).parents[1] / "docs" / "simulation.md").read_text(encoding="utf-8")
+SHOWN = [
+    (command, output if number == len(commands) - 1 else None)
+    for block, output in re.findall(r"```sh\n(.*?)```\n(?:```text\n(.*?)```)?", DOCUMENT, re.DOTALL)
+    for commands in [block.splitlines()]
+    for number, command in enumerate(commands)
+]
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def assert_alike(seen: str, shown: str) -> None:
+    """The same words; numbers within 5 %, as another version of NumPy may draw others."""
+    assert NUMBER.sub("#", " ".join(seen.split())) == NUMBER.sub("#", " ".join(shown.split()))
+    numbers = [[float(number) for number in NUMBER.findall(text)] for text in (seen, shown)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.05)
+
+
+@pytest.mark.parametrize(("command", "shown"), [each for each in SHOWN if "--scheduler" not in each[0]])
+def test_what_the_document_shows(
+    command: str, shown: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs a cluster is run where there is one: see test_sim_sweep.py."""
+    monkeypatch.chdir(tmp_path)
+    program, *arguments = shlex.split(command, comments=True)
+    assert program == "b2g"
+    assert run([*arguments, "-q"]) == (3 if command.endswith("# exits 3") else 0)
+    out = capsys.readouterr().out
+    if shown:
+        assert_alike(out, shown)
+    for option in ("--out", "--figure", "--trace"):
+        if option in arguments:
+            assert Path(arguments[arguments.index(option) + 1]).stat().st_size > 0
+
+
+def test_the_document_has_commands_and_a_planted_difference_is_seen() -> None:
+    assert len(SHOWN) == 7
+    shown = next(output for _, output in SHOWN if output)
+    for wrong in (shown.replace("270", "290"), shown.replace("GPU", "CPU")):
+        with pytest.raises(AssertionError):
+            assert_alike(wrong, shown)
 
 
 def test_overload_has_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,8 +209,8 @@ def a_calibration(folder: Path, *, law: bool = False, cycles: bool = False) -> P
             TransportPoint(
                 flights=flights,
                 batches_per_s=Estimate(mean=rate_per_s),
-                cycle_s=1.0,
-                service_s=1.0,
+                cycle_s=flights / rate_per_s,
+                service_s=1e-9,
                 queue_s=0.0,
                 transport_s=flights / rate_per_s,
                 rate_per_s=Estimate(mean=rate_per_s),

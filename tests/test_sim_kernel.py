@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -121,6 +123,52 @@ def test_delays_before_one_server_take_the_short_way_and_depart_the_same() -> No
         kernel = Kernel(line, flights, seed)
         fast = kernel.advance(line_work(line, seed, FLIGHTS + flights))
         assert_same(outcome, fast)
+
+
+def a_pair(rng: np.random.Generator) -> Line:
+    """One shared station before one single server; whole seconds in a third of them, for many at one instant."""
+    n = int(rng.integers(1, 5))
+    ladder = tuple(np.cumsum(rng.uniform(0.1, 1.0, n)).tolist())
+    transport = [Station.shared("t", n), Station.flow_equivalent("t", ladder)][rng.integers(2)]
+    times = [a_distribution(rng), a_distribution(rng)]
+    if rng.random() < 0.3:
+        times = [Constant(float(rng.integers(1, 4))), Constant(float(rng.integers(1, 4)))]
+    return Line((transport, Station.queue("gpu")), ("t", "gpu"), Independent(times))
+
+
+def test_a_shared_station_before_one_server_takes_the_short_way_and_departs_the_same() -> None:
+    for case in range(100):
+        rng = np.random.default_rng([9, case])
+        line, flights, seed = a_pair(rng), int(rng.integers(1, 9)), np.random.SeedSequence(case)
+        outcome = simulate(Scenario(Policy(1, flights, flights), line, Closed(flights)), seed, flights=FLIGHTS)
+        assert_same(outcome, Kernel(line, flights, seed).advance(line_work(line, seed, FLIGHTS + flights)))
+
+
+def delays_first(rng: np.random.Generator) -> Line:
+    times = Independent([a_distribution(rng), Constant(2.0), a_distribution(rng)])
+    return Line((Station.delay("a"), Station.delay("b"), Station.queue("gpu")), ("a", "b", "gpu"), times)
+
+
+@pytest.mark.parametrize("make", [a_pair, delays_first])
+def test_the_short_ways_give_what_the_general_loop_gives_to_the_last_bit(make: Callable[..., Line]) -> None:
+    for case in range(100):
+        rng = np.random.default_rng([10, case])
+        line, flights, seed = make(rng), int(rng.integers(1, 80)), np.random.SeedSequence(case)
+        quick, general = Kernel(line, flights, seed), Kernel(line, flights, seed)
+        # Once it was told to drain a kernel stays in the general loop.
+        general.advance(np.empty((0, line.times.legs)), drain=True)
+        for size in rng.integers(0, 300, 5):
+            work = line_work(line, np.random.SeedSequence([case, size]), size)
+            assert_identical(quick.advance(work), general.advance(work))
+        rest = np.empty((0, line.times.legs))
+        assert_identical(quick.advance(rest, drain=True), general.advance(rest, drain=True))
+        assert quick.busy_work == pytest.approx(general.busy_work)
+        assert quick.residence_s == pytest.approx(general.residence_s)
+
+
+def assert_identical(one: Departures, other: Departures) -> None:
+    for field in ("number", "ready_s", "launched_s", "delivered_s"):
+        assert np.array_equal(getattr(one, field), getattr(other, field)), field
 
 
 def test_a_planted_error_of_a_billionth_is_seen() -> None:

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from b2gmodel.batcher import Placement, Policy
-from b2gmodel.errors import UsageError
+from b2gmodel.errors import EvidenceError, UsageError
 from b2gmodel.flights import series_s
 from b2gmodel.sim.distributions import Constant, Exponential, Independent, Resampled
-from b2gmodel.sim.reference import simulate
+from b2gmodel.sim.experiments import Precision, run_scenario
+from b2gmodel.sim.reference import Run, simulate
 from b2gmodel.sim.scenario import BatchedService, Closed, Poisson, Recorded, Scenario
 from b2gmodel.sim.server_batcher import DynamicBatching, Execution, ServerBatcher
 from b2gmodel.sim.stations import Line, Station
@@ -117,6 +118,77 @@ def test_every_request_is_counted_once(
     assert counts.arrived == counts.answered + counts.refused + counts.expired + counts.waiting + counts.in_flight
     assert counts.answered == sum(flight.size for flight in outcome.flights) == len(outcome.requests_s)
     assert np.all(outcome.response_s > 0)
+
+
+def a_bounded_queue() -> Scenario:
+    stations = (Station.delay("transport"), Station.queue("gpu"))
+    line = Line(stations, ("transport", "gpu"), Independent([Exponential(0.002), Exponential(0.001)]), "gpu")
+    return Scenario(Policy(2, 2, 4, 5 * MS), line, Poisson(1500.0), 0.005)
+
+
+def test_a_run_in_stretches_is_the_run_in_one() -> None:
+    whole = simulate(a_bounded_queue(), SEED, flights=100)
+    run = Run(a_bounded_queue(), SEED)
+    stretches = [run.advance(flights) for flights in (1, 30, 69)]
+    assert sum((each.cycles for each in stretches), ()) == whole.cycles
+    assert np.array_equal(np.concatenate([each.requests_s for each in stretches]), whole.requests_s)
+    last = stretches[-1]
+    assert (last.counts, last.elapsed_s) == (whole.counts, whole.elapsed_s)
+    assert np.array_equal(last.busy_work, whole.busy_work)
+    assert np.array_equal(last.residence_s, whole.residence_s)
+
+
+def test_work_and_residence_by_hand() -> None:
+    """Two flights of 2 ms and 1 ms: at 4 ms both were computed, and the second has waited for 1 ms."""
+    run = Run(Scenario(Policy(1, 2, 2), constant_line(), Recorded((0.0, 0.0))), SEED)
+    outcome = run.advance(10)
+    assert run.is_over
+    assert outcome.elapsed_s == pytest.approx(0.004)
+    assert outcome.busy_work == pytest.approx([0.004, 0.002])
+    assert outcome.residence_s == pytest.approx([0.004, 0.003])
+    again = run.advance(10)
+    assert (again.flights, again.counts) == ((), outcome.counts)
+
+
+def test_a_run_goes_on_until_it_is_precise() -> None:
+    """Each run is the beginning of a longer one, twice as long or four times; none stops before it must."""
+    told: list[tuple[str, float]] = []
+    samples = []
+    for half_width in (0.05, 0.02):
+        result = run_scenario(
+            a_bounded_queue(),
+            SEED,
+            precision=Precision(half_width, first_cycles=1000),
+            progress=lambda stage, share: told.append((stage, share)),
+        )
+        assert result.response_s.half_width <= half_width * result.response_s.mean
+        samples.append(result.samples)
+    assert samples[0] < samples[1]
+    stages = [stage for stage, _ in told]
+    assert stages.count("to 1000 cycles") > 100
+    assert all(0 < share <= 1 for _, share in told)
+    assert told[-1][1] == 1.0
+
+
+def test_the_limit_says_how_much_is_missing() -> None:
+    with pytest.raises(EvidenceError, match=r"after 4000 cycles.*needs about \d+ cycles more"):
+        run_scenario(a_bounded_queue(), SEED, precision=Precision(0.001, first_cycles=1000, most_cycles=4000))
+
+
+def test_recorded_arrivals_run_to_their_end_and_want_a_steady_state() -> None:
+    steady = tuple(np.cumsum(np.random.default_rng(3).exponential(0.002, 4000)).tolist())
+    line = constant_line()
+    # The precision cannot be reached and is not asked for: there is no more to simulate.
+    scenario = Scenario(Policy(1, 2, 100), line, Recorded(steady))
+    result = run_scenario(scenario, SEED, precision=Precision(1e-6), quantiles=[0.5])
+    assert result.samples == 4000
+    assert result.rejected_share is not None
+    assert (result.rejected_share.mean, result.rejected_share.low) == (0.0, 0.0)
+    assert 0 < result.rejected_share.high < 0.002
+    # Twice what one instance can do: the queue grows from the first to the last.
+    crowd = tuple(np.arange(0.0, 2.0, 0.0005).tolist())
+    with pytest.raises(EvidenceError, match="no steady state"):
+        run_scenario(Scenario(Policy(1, 2, 10_000), line, Recorded(crowd)), SEED)
 
 
 def test_correlation_within_a_cycle_is_kept() -> None:

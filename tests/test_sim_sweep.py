@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from b2gmodel.cli import run
 from b2gmodel.errors import SetupError, UsageError
 from b2gmodel.sim.experiments import Precision
 from b2gmodel.sim.predictor import simulated_curves
@@ -69,6 +73,18 @@ def test_an_interruption_keeps_what_is_done() -> None:
     assert results == [0, 1, 4, None, None, None]
 
 
+def test_an_interruption_of_processes_keeps_what_is_done_and_says_no_more() -> None:
+    """Between two results, where joblib would warn of the work that is broken off; a warning is an error here."""
+
+    def interrupt(count: int, _: int) -> None:
+        if count == 2:
+            raise KeyboardInterrupt
+
+    squares, complete = sweep(slow_square, range(8), executor=Executor.JOBLIB, workers=2, done=interrupt)
+    assert not complete
+    assert len([square for square in squares if square is not None]) == 2
+
+
 def test_a_scheduler_belongs_to_dask() -> None:
     with pytest.raises(UsageError, match="scheduler"):
         sweep(answer, POINTS, executor=Executor.DASK)
@@ -117,7 +133,10 @@ def slow_square(point: int) -> int:
 
 
 def test_a_cluster_gives_the_serial_table_and_loses_nothing_with_a_worker(
-    serial: list[Row | None], cluster: tuple[str, list[subprocess.Popen[bytes]]]
+    serial: list[Row | None],
+    cluster: tuple[str, list[subprocess.Popen[bytes]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     address, workers = cluster
     with warnings.catch_warnings():
@@ -129,6 +148,13 @@ def test_a_cluster_gives_the_serial_table_and_loses_nothing_with_a_worker(
         def kill_one(count: int, _: int) -> None:
             if count == 2:
                 os.kill(workers[0].pid, signal.SIGKILL)
+
+        # The document's own command, at this cluster's address.
+        document = (Path(__file__).parents[1] / "docs" / "simulation.md").read_text(encoding="utf-8")
+        (command,) = re.findall(r"^b2g (.*--scheduler .*)$", document, re.MULTILINE)
+        monkeypatch.chdir(tmp_path)
+        assert run([*shlex.split(command.replace("tcp://127.0.0.1:8786", address)), "-q"]) == 0
+        assert len(pd.read_parquet("grid.parquet")) == 6
 
         squares, complete = sweep(slow_square, range(10), executor=Executor.DASK, scheduler=address, done=kill_one)
     assert complete

@@ -242,23 +242,21 @@ class Resampled:
 
 
 def _resampled(rng: np.random.Generator, rows: Floats, n: int) -> Floats:
-    """``n`` of the rows, drawn with replacement, two from each raw 64-bit number."""
+    """``n`` of the rows, drawn with replacement, two from each raw 64-bit number: its low half first."""
     picked = np.empty((n, rows.shape[1]))
-    _pick(rng.bit_generator.random_raw((n + 1) // 2), rows, picked)
+    raw = rng.bit_generator.random_raw((n + 1) // 2).astype("<u8", copy=False)
+    _pick(raw.view("<u4"), rows, picked)
     return picked
 
 
 @compiled
-def _pick(raw: NDArray[np.uint64], rows: Floats, picked: Floats) -> None:
+def _pick(numbers: NDArray[np.uint32], rows: Floats, picked: Floats) -> None:
     """A row's chance is off by less than ``len(rows) / 2**32`` of itself (Lemire 2019, without the rejection)."""
     count, half = np.uint64(len(rows)), np.uint64(32)
-    low = np.uint64(0xFFFFFFFF)
-    for place in range(len(picked)):
-        number = raw[place >> 1]
-        number = number >> half if place & 1 else number & low
-        row = np.int64((number * count) >> half)
-        for column in range(rows.shape[1]):
-            picked[place, column] = rows[row, column]
+    # Column by column: a loop over the few columns inside costs more than to work out the row anew.
+    for column in range(rows.shape[1]):
+        for place in range(len(picked)):
+            picked[place, column] = rows[(np.uint64(numbers[place]) * count) >> half, column]
 
 
 def _positive(value: float, what: str) -> None:

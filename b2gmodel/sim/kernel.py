@@ -16,16 +16,19 @@ freedom that the model leaves open, and it touches no distribution where times a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from b2gmodel.closed_form import whole_number
 from b2gmodel.sim.distributions import Floats
-from b2gmodel.sim.loops import advance_any, advance_lone
-from b2gmodel.sim.state import DELAY, QUEUE, Ints, empty_state, plant_of
-from b2gmodel.sim.stations import DRAW_BLOCK, Draws, Line
+from b2gmodel.sim.loops import advance_any, advance_lone, advance_pair
+from b2gmodel.sim.state import Ints, Plant, State, empty_state, plant_of
+from b2gmodel.sim.stations import DRAW_BLOCK, Draws, Line, Station
+
+Advance: TypeAlias = Callable[[Plant, State, Floats, Floats, bool, Ints, Floats, Floats, Floats], int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,9 +76,7 @@ class Kernel:
         self._draws = Draws(line.times, seed)
         self._plant = plant_of(line, self.flights)
         self._state = empty_state(len(line.stations), line.times.legs, self.flights)
-        *before, last = (self._plant.kind[station] for station in line.visits)
-        single = self._plant.limit[line.visits[-1]] == 1
-        self._is_lone = last == QUEUE and single and all(kind == DELAY for kind in before)
+        self._closed = _closed_loop(line, self.flights)
 
     def advance(self, work: Floats | None = None, ready_s: Floats | None = None, *, drain: bool = False) -> Departures:
         """Launch as many flights as there are rows of work; what was delivered meanwhile.
@@ -89,7 +90,10 @@ class Kernel:
         ready = np.empty(0) if ready_s is None else ready_s
         room = len(rows) + self.flights
         number, full_s, launched_s, delivered_s = np.empty(room, np.int64), *(np.empty(room) for _ in range(3))
-        run = advance_lone if self._is_lone and len(ready) == 0 and not drain else advance_any
+        if len(ready) > 0 or drain:
+            # Of two flights that are done at one instant this loop may leave the second where the others do not look.
+            self._closed = advance_any
+        run = self._closed
         count = run(self._plant, self._state, rows, ready, drain, number, full_s, launched_s, delivered_s)
         if count:
             self.now_s = float(delivered_s[count - 1])
@@ -112,6 +116,32 @@ class Kernel:
     def residence_s(self) -> Floats:
         """The time spent at each station since the start, by all flights together, shape ``[stations]``."""
         return self._state.residence_s.copy()
+
+
+def is_lone(line: Line, flights: int) -> bool:
+    """Whether flights meet at one single server at the end, and nowhere before."""
+    *before, last = _stations(line)
+    return _is_single(last, flights) and all(station.is_delay for station in before)
+
+
+def is_pair(line: Line, flights: int) -> bool:
+    """Whether the line is one shared station that takes everybody at once, then one single server."""
+    first, *after = _stations(line)
+    shared = first.rates is not None and (first.limit is None or first.limit >= flights)
+    return shared and len(after) == 1 and _is_single(after[0], flights)
+
+
+def _stations(line: Line) -> list[Station]:
+    return [line.stations[station] for station in line.visits]
+
+
+def _is_single(station: Station, flights: int) -> bool:
+    return station.rates is None and station.limit is not None and min(station.limit, flights) == 1
+
+
+def _closed_loop(line: Line, flights: int) -> Advance:
+    """The quickest loop that knows this cycle."""
+    return advance_lone if is_lone(line, flights) else advance_pair if is_pair(line, flights) else advance_any
 
 
 def fly(line: Line, flights: int, cycles: int, seed: np.random.SeedSequence) -> Departures:

@@ -22,7 +22,7 @@ from b2gmodel.sim.distributions import (
     Independent,
     Resampled,
 )
-from b2gmodel.sim.experiments import Precision, RunResult, run_closed, run_open, run_scenario
+from b2gmodel.sim.experiments import Precision, Progress, RunResult, run_closed, run_open, run_scenario
 from b2gmodel.sim.scenario import BatchedService, Clients, Closed, Poisson, Scenario
 from b2gmodel.sim.server_batcher import DynamicBatching
 from b2gmodel.sim.stations import Line, Station
@@ -145,20 +145,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
-    """A question with its seed and its precision: all that a worker needs.
-
-    Attributes:
-        reference_flights: how many flights the reference engine runs, which does not stop by precision.
-    """
+    """A question with its seed and its precision: all that a worker needs."""
 
     question: Question
     values: Row
     seed: int
     precision: Precision
-    reference_flights: int = 20_000
 
 
-def answer(point: Point) -> Row:
+def answer(point: Point, progress: Progress | None = None) -> Row:
     """The point's row. A point without an answer says why in ``refused`` and has None for its numbers."""
     question, precision = point.question, point.precision
     seed = np.random.SeedSequence(point.seed)
@@ -166,12 +161,17 @@ def answer(point: Point) -> Row:
     row["engine"] = "reference" if question.needs_reference else "kernel"
     try:
         if question.needs_reference:
-            flights = min(point.reference_flights, precision.most_cycles)
-            result = run_scenario(question.scenario(), seed, flights=flights, level=precision.level)
+            result = run_scenario(question.scenario(), seed, precision=precision, progress=progress)
+            if question.queue_limit is None and question.patience_s is None:
+                result = replace(result, rejected_share=None)
         elif question.rate_per_s is not None:
-            result = run_open(question.line(), question.flights, question.rate_per_s, seed, precision=precision)
+            result = run_open(
+                question.line(), question.flights, question.rate_per_s, seed, precision=precision, progress=progress
+            )
         else:
-            result = run_closed(question.line(), question.flights, seed, k=question.k, precision=precision)
+            result = run_closed(
+                question.line(), question.flights, seed, k=question.k, precision=precision, progress=progress
+            )
     except EvidenceError as error:
         return row | _columns(None) | {"refused": error.line()}
     return row | _columns(result) | {"refused": None}
@@ -190,9 +190,10 @@ def _columns(result: RunResult | None) -> Row:
     for share, name in ((0.5, "p50_s"), (0.95, "p95_s"), (0.99, "p99_s")):
         put(name, None if result is None else result.quantiles_s[share])
     put("rejected_share", None if result is None else result.rejected_share)
-    columns["gpu_utilisation"] = None if result is None else result.utilisation[GPU]
-    columns["gpu_queue"] = None if result is None else result.queue[GPU]
-    columns["transport_queue"] = None if result is None else result.queue.get(TRANSPORT, 0.0)
+    put("gpu_utilisation", None if result is None else result.utilisation[GPU])
+    put("transport_utilisation", None if result is None else result.utilisation.get(TRANSPORT))
+    put("gpu_queue", None if result is None else result.queue[GPU])
+    put("transport_queue", None if result is None else result.queue.get(TRANSPORT))
     columns["samples"] = None if result is None else result.samples
     columns["warmup"] = None if result is None else result.warmup
     return columns

@@ -40,18 +40,18 @@ class Stay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What a run did.
+    """What a stretch of a run did, and how the run stands at its end.
 
     Attributes:
-        flights: a record for each flight, in order of delivery.
+        flights: a record for each flight of the stretch, in order of delivery.
         cycles: the same with what the server booked; empty where the line has no service station.
         departures_s: shape ``[flights, 3]``: flight number, launch and delivery, unrounded, in order of delivery.
         requests_s: shape ``[answered, 2]``: arrival and answer of each answered request, in order of answers.
         stays: who was where, in order of departure; empty unless asked for.
-        counts: what became of the requests.
-        elapsed_s: the length of the run.
-        utilisation: of each station, the share of its greatest speed in use; None for a delay.
-        queue: of each station, the mean number there, waiting or in service.
+        counts: what became of the requests, since the run began.
+        elapsed_s: since the run began.
+        busy_work: the work begun at each station of the line since the run began, shape ``[stations]``.
+        residence_s: the time spent there by all batches together, waiting or in service, shape ``[stations]``.
         executions: how often the server formed a batch of each size; None without server batching.
     """
 
@@ -62,14 +62,14 @@ class Outcome:
     stays: tuple[Stay, ...]
     counts: Counts
     elapsed_s: float
-    utilisation: dict[str, float | None]
-    queue: dict[str, float]
+    busy_work: Floats
+    residence_s: Floats
     executions: dict[int, int] | None
 
     @property
     def throughput_per_s(self) -> float:
-        """Answered requests a second over the whole run."""
-        return len(self.requests_s) / self.elapsed_s
+        """Answered requests a second since the run began."""
+        return self.counts.answered / self.elapsed_s
 
     @property
     def response_s(self) -> Floats:
@@ -86,8 +86,7 @@ def simulate(scenario: Scenario, seed: np.random.SeedSequence, *, flights: int, 
         flights: at least 1.
         trace: whether to keep each stay.
     """
-    run = _Run(scenario, seed, whole_number(flights, "flights to simulate"), trace)
-    return run.outcome()
+    return Run(scenario, seed, trace=trace).advance(flights)
 
 
 def _stream(seed: np.random.SeedSequence, number: int) -> np.random.Generator:
@@ -104,11 +103,12 @@ class _Log:
     stays: list[Stay] = field(default_factory=list)
 
 
-class _Run:
-    """One run: the environment, the proxy's timer and what it has written down."""
+class Run:
+    """A run that goes on stretch by stretch, the same whatever the stretches are. Arguments as of ``simulate``."""
 
-    def __init__(self, scenario: Scenario, seed: np.random.SeedSequence, flights: int, trace: bool) -> None:
-        self._scenario, self._wanted, self._trace = scenario, flights, trace
+    def __init__(self, scenario: Scenario, seed: np.random.SeedSequence, *, trace: bool = False) -> None:
+        self._scenario, self._trace = scenario, trace
+        self._wanted = 0
         self._env = simpy.Environment()
         self._over = self._env.event()
         self._batcher: Batcher[int] = Batcher(scenario.policy)
@@ -129,17 +129,30 @@ class _Run:
             self._stations[scenario.line.service] = self._server
         self._invite(scenario.clients, _stream(seed, 1))
 
-    def outcome(self) -> Outcome:
+    @property
+    def is_over(self) -> bool:
+        """Whether recorded arrivals are over and nothing is left to do."""
+        return self._drained and self._batcher.is_idle
+
+    @property
+    def arrived(self) -> int:
+        """Requests so far."""
+        return self._batcher.counts.arrived
+
+    @property
+    def capacity(self) -> dict[str, float]:
+        """The greatest speed of each station of the line, work a second; infinite for a delay."""
+        line, server = self._scenario.line, self._scenario.server
+        capacity = {station.name: station.capacity for station in line.stations}
+        return capacity if server is None or line.service is None else capacity | {line.service: server.instances}
+
+    def advance(self, flights: int) -> Outcome:
+        """Go on until so many more flights are delivered, or the run is over."""
+        self._log, self._wanted = _Log(), whole_number(flights, "flights to simulate")
+        self._over = self._env.event()
+        self._finish()
         self._env.run(until=self._over)
-        elapsed_s = float(self._env.now)
-        log, line = self._log, self._scenario.line
-        utilisation: dict[str, float | None] = {}
-        for station in line.stations:
-            capacity = station.capacity
-            if station.name == line.service and self._scenario.server is not None:
-                capacity = self._scenario.server.instances
-            busy = self._stations[station.name].busy
-            utilisation[station.name] = None if station.is_delay else busy / (capacity * elapsed_s)
+        log = self._log
         return Outcome(
             flights=tuple(log.flights),
             cycles=tuple(log.cycles),
@@ -147,9 +160,9 @@ class _Run:
             requests_s=np.array(log.requests_s, dtype=np.float64).reshape(-1, 2),
             stays=tuple(log.stays),
             counts=self._batcher.counts,
-            elapsed_s=elapsed_s,
-            utilisation=utilisation,
-            queue={name: spent_s / elapsed_s for name, spent_s in self._residence_s.items()},
+            elapsed_s=float(self._env.now),
+            busy_work=np.array([self._stations[name].busy for name in self._residence_s]),
+            residence_s=np.array(list(self._residence_s.values())),
             executions=None if self._server is None else dict(sorted(self._server.sizes.items())),
         )
 
@@ -244,7 +257,7 @@ class _Run:
 
     def _finish(self) -> None:
         enough = len(self._log.flights) >= self._wanted
-        if not self._over.triggered and (enough or (self._drained and self._batcher.is_idle)):
+        if not self._over.triggered and (enough or self.is_over):
             self._over.succeed()
 
     def _tell_ns(self) -> int:

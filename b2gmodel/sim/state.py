@@ -19,6 +19,9 @@ DELAY: Final = 0
 QUEUE: Final = 1
 SHARED: Final = 2
 
+ROOM: Final = 64
+"""Places more than flights, so that a row which grows at one end and shrinks at the other is seldom moved."""
+
 
 class Plant(NamedTuple):
     """What does not change: for each leg its station; for each station its kind, limit and rates."""
@@ -37,8 +40,8 @@ class State(NamedTuple):
     clock of shares is enough: a flight is done when the clock shows what it showed then, plus the flight's work.
     """
 
-    due_s: Floats  # [1, f] next arrivals, latest first
-    due_flight: Ints  # [1, f]
+    due_s: Floats  # [1, f + ROOM] next arrivals, latest first; between blocks at the beginning of the row
+    due_flight: Ints  # [1, f + ROOM]
     counts: Ints  # [3] how many are due, how many idle, the next launch's number
     idle: Ints  # [2 f] flights without a batch, longest idle first
     leg: Ints  # [f]
@@ -85,8 +88,8 @@ def empty_state(stations: int, legs: int, flights: int) -> State:
         return np.zeros(shape, np.int64)
 
     return State(
-        due_s=np.zeros((1, flights)),
-        due_flight=whole(1, flights),
+        due_s=np.zeros((1, flights + ROOM)),
+        due_flight=whole(1, flights + ROOM),
         counts=np.array([0, flights, 0], np.int64),
         idle=np.concatenate([np.arange(flights), np.zeros(flights)]).astype(np.int64),
         leg=whole(flights),

@@ -8,6 +8,7 @@ is handed over as it is done: an interruption keeps it.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
@@ -88,7 +89,10 @@ def sweep(
     except KeyboardInterrupt:
         return results, False
     finally:
-        finished.close()
+        with warnings.catch_warnings():
+            # That it breaks off what runs is the purpose, and no news.
+            warnings.filterwarnings("ignore", "(?s).*to limit unnecessary computation", UserWarning)
+            finished.close()
     return results, True
 
 

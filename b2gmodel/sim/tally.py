@@ -5,8 +5,12 @@ twice as long. Every 16 groups share a histogram with 256 bins an octave, so tha
 0.1 % or better. Warm-up is cut by MSER-5 over the groups; intervals come from batch means of what remains, and those of
 quantiles from the batch means of "lies at or below the quantile", turned back through the histogram.
 
+What a run adds up beside its series (work done, time spent, requests lost) is noted now and then; ratios of such totals
+get their intervals from the ratios' residuals over as many batches.
+
 Sources: Law, Simulation Modeling and Analysis, 9.5.3 (batch means); White (1997) for MSER; Chen and Kelton (2006),
-Quantile and tolerance-interval estimation in simulation, EJOR 168(2), for histograms and batched indicators.
+Quantile and tolerance-interval estimation in simulation, EJOR 168(2), for histograms and batched indicators; Cochran,
+Sampling Techniques, ch. 6, for ratios; Hanley and Lippman-Hand (1983), JAMA 249(13), for the rule of three.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from scipy.special import stdtrit
 from b2gmodel.errors import EvidenceError
 from b2gmodel.sim.compiled import compiled
 from b2gmodel.sim.distributions import Floats
-from b2gmodel.stats import Interval, block_means, mean_interval, warmup_length
+from b2gmodel.stats import Interval, block_means, mean_interval, student_interval, warmup_length
 
 GROUPS: Final = 1024
 BATCHES: Final = 16
@@ -84,6 +88,10 @@ class Tally:
             raise self._too_short("the batches still depend on each other", self.samples)
         return cut
 
+    def warmup_samples(self) -> int:
+        """As ``warmup_groups``, in samples."""
+        return self.warmup_groups() * self.group_size
+
     def mean(self, level: float) -> Interval:
         """The mean after the warm-up. Raises ``EvidenceError`` as ``warmup_groups`` does."""
         return mean_interval(self.groups[self.warmup_groups() :], level, BATCHES)
@@ -132,6 +140,54 @@ class Tally:
 
     def _too_short(self, problem: str, more: int) -> EvidenceError:
         return EvidenceError(problem, observed=f"{self.samples} samples", hint=f"needs about {more} samples more")
+
+
+class Totals:
+    """Running totals of a run as they stood now and then; the first of them counts the samples of its ``Tally``."""
+
+    def __init__(self) -> None:
+        self._notes: list[Floats] = []
+
+    def note(self, samples: int, *totals: float | Floats) -> None:
+        """How the totals stand; they never fall."""
+        self._notes.append(np.hstack([samples, *totals]))
+
+    def growth(self, begin: int) -> Floats:
+        """What each total but the first grew by in each batch after the warm-up, shape ``[BATCHES, totals]``.
+
+        Args:
+            begin: samples in the warm-up.
+
+        Raises:
+            EvidenceError: too few notes for batches of about equal length.
+        """
+        notes = np.vstack([np.zeros_like(self._notes[0]), *self._notes])
+        samples = notes[:, 0]
+        edges = np.searchsorted(samples, np.linspace(begin, samples[-1], BATCHES + 1))
+        if np.any(np.diff(edges) < 1):
+            raise EvidenceError("too few samples for an interval", observed=f"{samples[-1]:.0f} samples")
+        grown: Floats = np.diff(notes[edges, 1:], axis=0)
+        return grown
+
+
+def ratio_interval(over: Floats, under: Floats, level: float, most: float = math.inf) -> Interval:
+    """The ratio of two totals that grow together, between 0 and ``most``.
+
+    Args:
+        over, under: growth in each batch, shape ``[batches]``.
+        level: of the interval.
+        most: the greatest value that the ratio can have.
+    """
+    mean = float(over.sum() / under.sum())
+    half = student_interval((over - mean * under) / under.mean(), level).half_width
+    return Interval(mean, max(0.0, mean - half), min(most, mean + half), level)
+
+
+def share_interval(events: Floats, trials: Floats, level: float) -> Interval:
+    """As ``ratio_interval`` for a share; one that is 0 of n may still be some 3 / n (the rule of three)."""
+    if events.any():
+        return ratio_interval(events, trials, level, 1.0)
+    return Interval(0.0, 0.0, min(1.0, -math.log(1.0 - level) / float(trials.sum())), level)
 
 
 def _is_constant(values: Floats) -> bool:
