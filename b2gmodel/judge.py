@@ -15,18 +15,23 @@ from typing import Final, Literal
 import numpy as np
 
 from b2gmodel.errors import EvidenceError
+from b2gmodel.measured_diagnostics import of_measurement
 from b2gmodel.records import (
     Check,
     Estimate,
     HeightScore,
     Measurement,
     Prediction,
-    PredictorResult,
     Verdict,
     digest_of,
 )
 from b2gmodel.stats import Interval, student_interval
+from b2gmodel.usl import fit_usl
 
+USL: Final = "usl (fitted)"
+"""The Universal Scalability Law, fitted to the very measurement: a description to compare with, and no prediction."""
+
+_USL_POINTS: Final = 4
 _LEVEL: Final = 0.90
 # "Not distinguishable from the peak" is a finding only where a difference of one and a half times the bound would
 # have shown.
@@ -112,8 +117,9 @@ def judge(prediction: Prediction, measurement: Measurement) -> Verdict:
         regret_against_best_other=regret,
         checks=(check,),
         heights=heights,
+        diagnostics=of_measurement(prediction, measurement),
         baseline_per_s=measured_baseline(measurement),
-        sentence=_sentence(predicted, outcome, at_m_star, best),
+        sentence=_sentence(prediction, outcome, at_m_star, best),
     )
 
 
@@ -178,35 +184,52 @@ def _place(regret: Estimate, bound: float, *, preregistered: bool) -> tuple[Outc
 def _heights(prediction: Prediction, curve: Sequence[MeasuredPoint]) -> tuple[HeightScore, ...]:
     scores = []
     for predictor in prediction.predictors:
+        if predictor.kind == "bounds":
+            continue
         for point in curve:
             predicted = predictor.at(point.flights)
-            if predicted is None:
-                continue
-            interval = point.interval
-            scores.append(
-                HeightScore(
-                    predictor=predictor.name,
-                    flights=point.flights,
-                    predicted_per_s=predicted.throughput_per_s,
-                    measured_per_s=point.mean,
-                    measured_low=interval.low if interval else None,
-                    measured_high=interval.high if interval else None,
-                    error=predicted.throughput_per_s / point.mean - 1,
-                )
-            )
-    return tuple(scores)
+            if predicted is not None:
+                scores.append(_score(predictor.name, point, predicted.throughput_per_s))
+    return (*scores, *_usl_scores(curve))
 
 
-def _sentence(predicted: PredictorResult, outcome: Outcome, at_m_star: MeasuredPoint, best: MeasuredPoint) -> str:
+def _usl_scores(curve: Sequence[MeasuredPoint]) -> list[HeightScore]:
+    """Nothing where the law has too few points, or does not fit: it is a description alone."""
+    if len(curve) < _USL_POINTS:
+        return []
+    try:
+        law = fit_usl([point.flights for point in curve], [point.mean for point in curve])
+    except EvidenceError:
+        return []
+    return [_score(USL, point, law.at(point.flights)) for point in curve]
+
+
+def _score(name: str, point: MeasuredPoint, predicted_per_s: float) -> HeightScore:
+    interval = point.interval
+    return HeightScore(
+        predictor=name,
+        flights=point.flights,
+        predicted_per_s=predicted_per_s,
+        measured_per_s=point.mean,
+        measured_low=interval.low if interval else None,
+        measured_high=interval.high if interval else None,
+        error=predicted_per_s / point.mean - 1,
+    )
+
+
+def _sentence(prediction: Prediction, outcome: Outcome, at_m_star: MeasuredPoint, best: MeasuredPoint) -> str:
     word = {"held": "held", "refuted": "is refuted", "inconclusive": "is neither held nor refuted"}[outcome]
-    promised = predicted.at(predicted.m_star)
-    assert promised is not None
     peak = f"the measured peak, {best.mean:.4g} request/s, is at M = {best.flights}"
     if best.flights != at_m_star.flights:
         peak += f", and M* gives {1 - at_m_star.mean / best.mean:.1%} less"
-    height = promised.throughput_per_s / at_m_star.mean
+    place = prediction.predictors[0]
+    promises = [
+        f"{each} promised {promised.throughput_per_s:.4g}, {promised.throughput_per_s / at_m_star.mean:.2f} times"
+        for each in dict.fromkeys((place.name, prediction.best.name))
+        for promised in [prediction.predictor(each).at(place.m_star)]
+        if promised is not None
+    ]
     return (
-        f"The predicted M* = {predicted.m_star} {word}: {peak}. The {predicted.name} predictor promised "
-        f"{promised.throughput_per_s:.4g} request/s at M*, {height:.2f} times what was measured there "
-        f"({at_m_star.mean:.4g})."
+        f"The predicted M* = {place.m_star} {word}: {peak}. At M* {at_m_star.mean:.4g} request/s were measured; "
+        f"{' that; '.join(promises)} that."
     )

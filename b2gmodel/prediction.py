@@ -1,4 +1,4 @@
-"""Calibration -> Prediction. Single-flight data only: no function here takes a measurement.
+"""Calibration -> Prediction. Single-flight data and the laws only: no function here takes a measurement.
 
 No clock, no file: the same calibration and options give the same prediction, byte for byte.
 """
@@ -7,119 +7,193 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from b2gmodel.closed_form import (
-    cycle_to_service_from_share,
-    flights_distribution,
-    optimal_flights,
-    throughput,
+from b2gmodel.bulk import BulkServer
+from b2gmodel.closed_form import optimal_flights
+from b2gmodel.diagnostics import of_calibration
+from b2gmodel.errors import UsageError
+from b2gmodel.laws import Floats, Laws, choose_point, laws_of
+from b2gmodel.predictors import (
+    BULK,
+    LEVEL,
+    Curves,
+    Simulator,
+    bounds_curves,
+    bulk_compute_limit_per_s,
+    bulk_curves,
+    bulk_knee,
+    closed_form_curves,
+    mva_curves,
+    simulation_curves,
+    summary,
+    twice_instances_curves,
 )
-from b2gmodel.errors import EvidenceError, UsageError
 from b2gmodel.records import (
     NAME_PATTERN,
+    Binding,
     Calibration,
     CalibrationPoint,
     Claim,
-    CurvePoint,
+    Estimate,
     Plan,
     Prediction,
-    PredictorResult,
     Software,
     digest_of,
 )
-from b2gmodel.stats import bootstrap_blocks
+from b2gmodel.what_if import Change, changed
 
-CLOSED_FORM: Final = "closed-form"
 DEFAULT_FLIGHTS: Final = (1, 2, 3, 4, 6, 8)
 DEFAULT_CURVE: Final = tuple(range(1, 17))
+DEFAULT_PLAN: Final = Plan(
+    flights=DEFAULT_FLIGHTS, sessions=4, seconds_per_run=2.0, baseline_concurrency=8, order_seed=1
+)
 REGRET_BOUND: Final = 0.05
-_LEVEL: Final = 0.90
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class SingleFlight:
-    """What the closed form needs: X(1) and C/S, with draws of both where the calibration's uncertainty is known.
-
-    Attributes:
-        throughput_per_s: requests a second with one batch in flight.
-        cycle_to_service: C / S.
-        draws: shape [draws, 2], columns as above; None where the calibration states no uncertainty.
-    """
-
-    throughput_per_s: float
-    cycle_to_service: float
-    draws: Floats | None
 
 
 def predict(
     calibration: Calibration,
     *,
-    k: int | None,
-    plan: Plan,
-    software: Software,
+    k: int | None = None,
+    plan: Plan = DEFAULT_PLAN,
+    software: Software | None = None,
     name: str | None = None,
     flights: Sequence[int] = DEFAULT_CURVE,
     seed: int = 1,
     draws: int = 2000,
+    simulator: Simulator | None = None,
+    what_if: Sequence[Change] = (),
 ) -> Prediction:
-    """Predict X(M) and M* for one point of a calibration.
+    """Predict X(M), M* and what binds for one point of a calibration.
 
     Args:
-        calibration: what single-flight showed.
-        k: which point; None takes the only one, or the largest batch.
+        calibration: what single-flight shows, and the laws where they were measured.
+        k: batch size; None takes the only point, or the largest batch.
         plan: what will be measured; M* is added to its flights where it is not among them.
-        software: what predicts.
-        flights: the M of the curve.
+        software: what predicts; a prediction that is to be frozen states it.
+        flights: the M of the curves.
         seed, draws: of the bootstrap over the calibration's blocks.
+        simulator: gives the ``simulation`` predictor (``b2gmodel.sim.predictor.Simulation``); None leaves it out.
+        what_if: changes to the system; the prediction is then an extrapolation, and says what it assumes.
+
+    Returns:
+        Predictors in this order: closed-form, bounds, mva, simulation where asked for, twice-instances; where the
+        server merges requests bulk-service, closed-form, twice-instances. The M* of the first is what is claimed.
+        Throughput in requests a second, times in seconds, intervals of 90 %.
 
     Raises:
-        UsageError: no such point, a plan of M* alone, or a name that is none.
+        UsageError: no such point, a plan of M* alone, a name that is none, or a change that means nothing here.
         EvidenceError: the calibration lacks what the closed form needs, or its times are not physical.
     """
-    point = _choose(calibration, k)
-    instances = calibration.model.instances or 1
-    single = _single_flight(calibration, point, np.random.default_rng(seed), draws)
-    plan = _plan_with(plan, optimal_flights(single.cycle_to_service, instances))
-    result = closed_form_result(single, instances, sorted({*flights, *plan.flights}))
+    rng = np.random.default_rng(seed)
+    if what_if:
+        calibration_seen, point, laws, assumed = changed(calibration, k, what_if, draws, rng)
+    else:
+        calibration_seen, point, assumed = calibration, choose_point(calibration, k), ()
+        laws = laws_of(calibration, point, draws, rng)
+    server = merging_server(calibration_seen, laws.batch)
+    knee = laws.instances * laws.cycle_s / laws.service_s if server is None else bulk_knee(laws, server)
+    plan = _plan_with(plan, optimal_flights(float(knee[0]) / laws.instances, laws.instances))
+    shown = sorted({*flights, *plan.flights})
+    curves = _curves(laws, server, shown, simulator, seed)
     return Prediction(
-        name=_check_name(name or (f"{calibration.name}-k{point.k}" if point.k is not None else calibration.name)),
+        name=_check_name(name or _default_name(calibration, point, what_if)),
         calibration_name=calibration.name,
         calibration_digest=digest_of(calibration),
         software=software,
         server=calibration.server,
-        model=calibration.model,
+        model=calibration_seen.model,
         transport=calibration.transport,
         k=point.k,
         payload_bytes=point.payload_bytes,
         seed=seed,
         draws=draws,
-        predictors=(result,),
+        cycle_s=float(laws.cycle_s[0]) if laws.is_timed else None,
+        service_s=float(laws.service_s[0]) if laws.is_timed else None,
+        predictors=tuple(summary(each, shown, laws) for each in curves),
+        binding=binding_of(laws, None if server is None else bulk_compute_limit_per_s(laws, server)),
+        diagnostics=of_calibration(calibration, point),
         claims=(Claim(quantity="regret_at_m_star", comparator="<=", bound=REGRET_BOUND),),
         plan=plan,
-        notes=_notes(calibration, single, instances),
+        notes=(*assumed, *_notes(calibration_seen, laws, curves)),
     )
 
 
-def _choose(calibration: Calibration, k: int | None) -> CalibrationPoint:
-    if k is None:
-        return max(calibration.points, key=lambda point: point.k or 0)
-    point = calibration.point(k)
-    if point is None:
-        raise UsageError(
-            "the calibration has no point for this batch size",
-            observed=k,
-            allowed=", ".join(str(each.k) for each in calibration.points),
-            where="-k",
-            hint=f"calibrate it: b2g calibrate --model {calibration.model.name} -k {k}",
+def _curves(
+    laws: Laws, server: BulkServer | None, flights: Sequence[int], simulator: Simulator | None, seed: int
+) -> list[Curves]:
+    """All predictors; the first is the one whose M* is claimed."""
+    plain = [closed_form_curves(laws, flights), bounds_curves(laws, flights)]
+    if server is not None:
+        return [bulk_curves(laws, server, flights), plain[0], twice_instances_curves(laws, flights)]
+    plain.append(mva_curves(laws, flights))
+    if simulator is not None:
+        plain.append(simulation_curves(laws, flights, simulator, seed))
+    return [*plain, twice_instances_curves(laws, flights)]
+
+
+def merging_server(calibration: Calibration, k: int) -> BulkServer | None:
+    """The server as one that merges flights of k; None where it merges nothing, or S(b) was calibrated at one b alone.
+
+    A flight of the greatest batch cannot be merged with another.
+    """
+    model = calibration.model
+    ladder = tuple(sorted((p.k, p.service_s.mean) for p in calibration.points if p.k is not None and p.service_s))
+    if not model.dynamic_batching or not model.max_batch_size or k >= model.max_batch_size or len(ladder) < 2:
+        return None
+    return BulkServer(
+        ladder_s=ladder,
+        max_batch=model.max_batch_size,
+        preferred=model.preferred_batch_sizes or (),
+        queue_delay_s=model.queue_delay_s or 0.0,
+        instances=model.instances or 1,
+    )
+
+
+def binding_of(laws: Laws, compute_limit_per_s: Floats | None = None) -> Binding:
+    """What limits throughput once enough batches are in flight, with the margin between the two limits, in words.
+
+    Args:
+        compute_limit_per_s: of a server that merges requests, shape ``[1 + draws]``; None for the laws' own.
+    """
+    compute = laws.compute_limit_per_s if compute_limit_per_s is None else compute_limit_per_s
+    transport = laws.transport_limit_per_s
+    if transport is None:
+        return Binding(
+            what="unknown",
+            compute_limit_per_s=float(compute[0]),
+            transport_limit_per_s=None,
+            margin=None,
+            sentence=f"the instances can compute {compute[0]:.4g} request/s; what the transport can carry is not "
+            "known: no transport law was measured",
         )
-    return point
+    ratio = transport / compute
+    low, high = (float(q) for q in np.quantile(ratio[1:] if laws.draws else ratio, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2]))
+    what: Literal["compute", "transport", "neither"]
+    what = "compute" if low > 1.0 else "transport" if high < 1.0 else "neither"
+    turned = ratio[0] < 1.0
+    margin = Estimate(
+        mean=float(1 / ratio[0] if turned else ratio[0]),
+        low=1 / high if turned else low,
+        high=1 / low if turned else high,
+        level=LEVEL if laws.draws else None,
+    )
+    computed = f"the instances can compute {compute[0]:.4g} request/s"
+    carried = f"the transport can carry {transport[0]:.4g} request/s"
+    sentence = {
+        "compute": f"compute binds: {computed}, {carried} ({margin.mean:.2f} times as much)",
+        "transport": f"transport binds: {carried}, {computed} ({margin.mean:.2f} times as much)",
+        "neither": f"neither binds alone: {computed}, {carried}, and the calibration cannot tell which is less",
+    }[what]
+    return Binding(
+        what=what,
+        compute_limit_per_s=float(compute[0]),
+        transport_limit_per_s=float(transport[0]),
+        margin=margin,
+        sentence=sentence,
+    )
 
 
 def _plan_with(plan: Plan, m_star: int) -> Plan:
@@ -134,102 +208,46 @@ def _plan_with(plan: Plan, m_star: int) -> Plan:
     return plan.model_copy(update={"flights": flights})
 
 
+def _default_name(calibration: Calibration, point: CalibrationPoint, what_if: Sequence[Change]) -> str:
+    name = calibration.name if point.k is None else f"{calibration.name}-k{point.k}"
+    return f"{name}-what-if" if what_if else name
+
+
 def _check_name(name: str) -> str:
     if not re.fullmatch(NAME_PATTERN, name):
         raise UsageError("this cannot be the prediction's name", observed=name, where="--name", hint="choose another")
     return name
 
 
-def _single_flight(
-    calibration: Calibration, point: CalibrationPoint, rng: np.random.Generator, draws: int
-) -> SingleFlight:
-    if point.cycle_s is not None and point.service_s is not None and point.k is not None:
-        batch = point.k
-        if not (point.cycle_s.mean > 0 and point.service_s.mean > 0):
-            raise EvidenceError(
-                "the calibration's times are not physical",
-                observed=f"S = {point.service_s.mean} s of a cycle of {point.cycle_s.mean} s",
-                allowed="> 0",
-                where=calibration.name,
-                hint="calibrate anew: the server's counters booked no time",
-            )
-        single = SingleFlight(batch / point.cycle_s.mean, point.cycle_s.mean / point.service_s.mean, None)
-        if not point.blocks:
-            return single
-        blocks = np.array([(block.cycle_s, block.service_s) for block in point.blocks])
-
-        def of_means(means: Floats) -> Floats:
-            return np.stack([batch / means[:, 0], means[:, 0] / means[:, 1]], axis=1)
-
-        drawn = bootstrap_blocks(blocks, of_means, draws, rng)
-        if not (drawn > 0).all():
-            raise EvidenceError(
-                "the calibration is too uncertain to predict from: zero lies within reach of its S or C",
-                where=calibration.name,
-                hint="calibrate for longer",
-            )
-        return SingleFlight(single.throughput_per_s, single.cycle_to_service, drawn)
-    if point.transport_share is not None and point.throughput_per_s is not None:
-        ratio = cycle_to_service_from_share(point.transport_share.mean)
-        return SingleFlight(point.throughput_per_s, ratio, None)
-    missing = [
-        name
-        for name, value in (
-            ("the transport share, or S and D", point.transport_share),
-            ("the single-flight throughput", point.throughput_per_s),
+def _notes(calibration: Calibration, laws: Laws, curves: Sequence[Curves]) -> tuple[str, ...]:
+    model = calibration.model
+    notes = []
+    if laws.transport_rates_per_s is None:
+        notes.append(
+            "no transport law was measured, so transport is taken for a pure delay and all heights are upper bounds: "
+            "calibrate with --null-model"
         )
-        if value is None
-    ]
-    raise EvidenceError(
-        "the calibration does not state what the closed form needs",
-        observed=f"no {' and no '.join(missing)}",
-        where=calibration.name,
-        hint="calibrate the model on a server of yours with b2g calibrate",
-    )
-
-
-def closed_form_result(single: SingleFlight, instances: int, flights: Sequence[int]) -> PredictorResult:
-    """M* and X(M) by the closed form, with intervals where ``single`` has draws."""
-    m_star = optimal_flights(single.cycle_to_service, instances)
-    curve = [
-        throughput(
-            m,
-            single_flight_rate_per_s=single.throughput_per_s,
-            cycle_to_service=single.cycle_to_service,
-            instances=instances,
+    else:
+        notes.append(
+            f"the transport law is measured up to {laws.transport_rates_per_s.shape[1]} batches in transport; with "
+            "more its rate is taken to stay"
         )
-        for m in flights
-    ]
-    lows: Sequence[float | None] = [None] * len(flights)
-    highs: Sequence[float | None] = lows
-    probabilities = None
-    if single.draws is not None:
-        rates, ratios = single.draws[:, :1], single.draws[:, 1:]
-        drawn = rates * np.minimum(np.asarray(flights, dtype=float), instances * ratios)
-        lows, highs = np.quantile(drawn, [0.5 - _LEVEL / 2, 0.5 + _LEVEL / 2], axis=0).tolist()
-        shares = flights_distribution(ratios[:, 0].tolist(), instances)
-        probabilities = {str(m): share for m, share in shares.items()}
-    return PredictorResult(
-        name=CLOSED_FORM,
-        m_star=m_star,
-        m_star_probabilities=probabilities,
-        peak_per_s=single.throughput_per_s * instances * max(1.0, single.cycle_to_service),
-        level=None if single.draws is None else _LEVEL,
-        curve=tuple(
-            CurvePoint(flights=m, throughput_per_s=x, low=low, high=high)
-            for m, x, low, high in zip(flights, curve, lows, highs, strict=True)
-        ),
-    )
-
-
-def _notes(calibration: Calibration, single: SingleFlight, instances: int) -> tuple[str, ...]:
-    notes = ["heights are upper bounds: the closed form takes transport for a pure delay"]
-    if single.draws is None:
+    if not laws.draws:
         notes.append("no intervals: the calibration states no uncertainty")
-    if calibration.model.instances is None:
-        notes.append(f"the number of instances is not stated; {instances} is assumed")
-    if calibration.model.dynamic_batching:
+    if model.instances is None:
+        notes.append(f"the number of instances is not stated; {laws.instances} is assumed")
+    if not laws.is_compute_law_measured:
+        notes.append(
+            f"S with {laws.instances} instances busy was not measured, and S alone stands for it: heights are upper "
+            "bounds; calibrate the model as it is served"
+        )
+    if model.dynamic_batching:
         notes.append("the closed form does not apply to a model with the server's dynamic batching on")
-    if calibration.model.compute == "emulated":
+        if not any(each.name == BULK for each in curves) and laws.batch != model.max_batch_size:
+            notes.append(
+                "heights under dynamic batching need S at several batch sizes, and here they are those of a server "
+                "that merges nothing: calibrate a ladder, -k 1,2,4,8"
+            )
+    if model.compute == "emulated":
         notes.append("the compute was emulated")
     return tuple(notes)

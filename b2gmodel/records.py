@@ -8,10 +8,15 @@ float seconds here. A record's digest is the SHA-256 of its RFC 8785 canonical J
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import rfc8785
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from b2gmodel.units import format_duration
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -37,6 +42,9 @@ class Record(BaseModel):
     """What all parts of records share: frozen, no unknown fields, no silent conversion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __str__(self) -> str:
+        return repr(self)
 
 
 def canonical_bytes(record: Record) -> bytes:
@@ -116,6 +124,8 @@ class ModelInfo(Record):
     instances: Annotated[int, Field(ge=1)] | None
     dynamic_batching: bool | None
     inputs: tuple[TensorInfo, ...]
+    preferred_batch_sizes: tuple[int, ...] | None = None
+    queue_delay_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
 
 
 class Block(Record):
@@ -259,28 +269,81 @@ class Calibration(Record):
         """The point for batches of ``k``, or None."""
         return next((point for point in self.points if point.k == k), None)
 
+    def to_frame(self) -> pd.DataFrame:
+        """A row a batch size: C, S, D in seconds, transport share, X(1) in requests a second; NaN where not stated."""
+        rows = []
+        for point in self.points:
+            row: dict[str, Any] = {"k": point.k, "payload_bytes": point.payload_bytes, "cycles": point.cycles}
+            for name in ("cycle_s", "service_s", "transport_s", "transport_share"):
+                value = getattr(point, name)
+                row |= {name: None if value is None else value.mean}
+                row |= {f"{name}_cv": None if value is None else value.cv}
+            rows.append(row | {"throughput_per_s": point.throughput_per_s})
+        return _frame(rows)
+
+    def __repr__(self) -> str:
+        lines = [f"Calibration {self.name}: {_of_model(self.model)}, transport {self.transport or 'not stated'}"]
+        for point in self.points:
+            share = "" if point.transport_share is None else f", transport share {point.transport_share.mean:.1%}"
+            lines.append(f"  k = {point.k or 'not stated'}: {_times(point)}{share}{_known_laws(point)}")
+        return "\n".join(lines)
+
 
 class CurvePoint(Record):
-    """Predicted throughput with ``flights`` batches in flight, requests a second."""
+    """Predicted throughput, requests a second, and mean cycle of a batch with ``flights`` batches in flight."""
 
     flights: Annotated[int, Field(ge=1)]
     throughput_per_s: Positive
     low: Positive | None
     high: Positive | None
+    cycle_s: Positive | None = None
+    cycle_low_s: Positive | None = None
+    cycle_high_s: Positive | None = None
 
 
 class PredictorResult(Record):
-    """What one predictor says. ``m_star_probabilities`` maps M* to its share of the draws."""
+    """What one predictor says.
+
+    ``kind``: an estimate of X(M); an upper bound on it; bounds, where ``low`` and ``high`` hold any arrangement; or a
+    rival, a rule that users would apply instead. ``m_star`` is the knee, and ``m_star_probabilities`` maps it to its
+    share of the draws; ``m_95`` the smallest M of the curve with 95 % of its peak; ``m_recommended`` the smallest whose
+    expected loss against the peak is below 2 %.
+    """
 
     name: Text
+    kind: Literal["estimate", "upper bound", "bounds", "rival"]
     m_star: Annotated[int, Field(ge=1)]
     m_star_probabilities: dict[str, Finite] | None
+    m_95: Annotated[int, Field(ge=1)]
+    m_recommended: Annotated[int, Field(ge=1)]
     peak_per_s: Positive
     level: Level | None
     curve: tuple[CurvePoint, ...]
 
     def at(self, flights: int) -> CurvePoint | None:
         return next((point for point in self.curve if point.flights == flights), None)
+
+
+class Binding(Record):
+    """What limits throughput: the instances' limit against the transport's, requests a second.
+
+    ``margin`` is the larger limit over the smaller, with its interval; None where the transport law is not known.
+    """
+
+    what: Literal["compute", "transport", "neither", "unknown"]
+    compute_limit_per_s: Positive
+    transport_limit_per_s: Positive | None
+    margin: Estimate | None
+    sentence: Text
+
+
+class Diagnostic(Record):
+    """Something that users should know before they believe a figure: what was seen, its bound, what to do."""
+
+    name: Name
+    observed: Finite
+    bound: Finite
+    sentence: Text
 
 
 class Plan(Record):
@@ -309,7 +372,7 @@ class Prediction(Record):
     name: Name
     calibration_name: Name
     calibration_digest: Digest
-    software: Software
+    software: Software | None
     server: ServerInfo | None
     model: ModelInfo
     transport: Text | None
@@ -317,13 +380,48 @@ class Prediction(Record):
     payload_bytes: Count
     seed: Count
     draws: Count
+    cycle_s: Positive | None = None
+    service_s: Positive | None = None
     predictors: Annotated[tuple[PredictorResult, ...], Field(min_length=1)]
+    binding: Binding
+    diagnostics: tuple[Diagnostic, ...] = ()
     claims: Annotated[tuple[Claim, ...], Field(min_length=1)]
     plan: Plan
     notes: tuple[str, ...] = ()
 
     def predictor(self, name: str) -> PredictorResult:
-        return next(result for result in self.predictors if result.name == name)
+        """The result of that name. Raises ``KeyError``."""
+        found = next((result for result in self.predictors if result.name == name), None)
+        if found is None:
+            raise KeyError(f"{name}: this prediction has {', '.join(each.name for each in self.predictors)}")
+        return found
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a predictor and M: throughput in requests a second and mean cycle in seconds, with intervals."""
+        return _frame(
+            [
+                {"predictor": result.name, "kind": result.kind} | point.model_dump()
+                for result in self.predictors
+                for point in result.curve
+            ]
+        )
+
+    def __repr__(self) -> str:
+        lines = [f"Prediction {self.name}: {_of_model(self.model)}, k = {self.k or 'not stated'}"]
+        for result in self.predictors:
+            at = result.at(result.m_star) or result.curve[-1]
+            interval = "" if at.low is None or at.high is None else f" [{at.low:.4g}, {at.high:.4g}]"
+            lines.append(
+                f"  {result.name} ({result.kind}): M* = {result.m_star}, X({at.flights}) = "
+                f"{at.throughput_per_s:.4g}{interval} request/s, 95 % of its peak at M = {result.m_95}"
+            )
+        return "\n".join([*lines, f"  {self.binding.sentence}"])
+
+    @property
+    def best(self) -> PredictorResult:
+        """The predictor that carries the most of what is known: the last estimate, else the one whose M* is claimed."""
+        estimates = [result for result in self.predictors if result.kind == "estimate"]
+        return estimates[-1] if estimates else self.predictors[0]
 
 
 class Run(Record):
@@ -378,6 +476,23 @@ class Measurement(Record):
     raw: RawFile | None
     notes: tuple[str, ...] = ()
 
+    def to_frame(self) -> pd.DataFrame:
+        """A row a run: session, placement, flights, throughput in requests a second, and what else it states."""
+        shown = ("placement", "flights", "throughput_per_s", "concurrency", "order", "duration_s", "batches",
+                 "requests", "failed", "service_s", "queue_s")  # fmt: skip
+        return _frame(
+            [
+                {"session": session.session_id} | {name: getattr(run, name) for name in shown}
+                for session in self.sessions
+                for run in session.runs
+            ]
+        )
+
+    def __repr__(self) -> str:
+        runs = sum(len(session.runs) for session in self.sessions)
+        word = "pre-registered" if self.preregistered else "not pre-registered"
+        return f"Measurement {self.name}: {_of_model(self.model)}, {len(self.sessions)} session(s), {runs} runs, {word}"
+
     @model_validator(mode="after")
     def _has_runs(self) -> Measurement:
         if not any(session.runs for session in self.sessions):
@@ -421,8 +536,38 @@ class Verdict(Record):
     regret_against_best_other: Estimate
     checks: tuple[Check, ...]
     heights: tuple[HeightScore, ...]
+    diagnostics: tuple[Diagnostic, ...] = ()
     baseline_per_s: Finite | None
     sentence: Text
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a predictor and M: predicted and measured throughput in requests a second, and the signed error."""
+        return _frame([score.model_dump() for score in self.heights])
+
+    def __repr__(self) -> str:
+        return f"Verdict {self.outcome}: {self.sentence}"
+
+
+def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(rows)
+
+
+def _of_model(model: ModelInfo) -> str:
+    emulated = " (emulated compute)" if model.compute == "emulated" else ""
+    return f"{model.name}{emulated}, g = {model.instances or 'not stated'}"
+
+
+def _times(point: CalibrationPoint) -> str:
+    if point.service_s is None or point.transport_s is None:
+        return "S and D not stated"
+    return f"S = {format_duration(point.service_s.mean)}, D = {format_duration(point.transport_s.mean)}"
+
+
+def _known_laws(point: CalibrationPoint) -> str:
+    known = [("transport law", point.transport_law), ("compute law", point.compute_law)]
+    return "".join(f", {name}" for name, law in known if law is not None)
 
 
 AnyRecord = Calibration | Prediction | Measurement | Verdict

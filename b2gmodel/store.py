@@ -14,13 +14,18 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 import rfc8785
 from pydantic import ValidationError
 
 from b2gmodel.errors import EvidenceError, UsageError
-from b2gmodel.records import NAME_PATTERN, RECORD_TYPES, RawFile, Record, canonical_bytes
+from b2gmodel.records import NAME_PATTERN, RECORD_TYPES, Calibration, RawFile, Record, canonical_bytes
+from b2gmodel.units import NS_PER_S
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -194,3 +199,33 @@ def write_table(path: Path, columns: dict[str, list[Any]]) -> RawFile:
             "the file exists", where=str(path), hint="records are never overwritten: choose another --name"
         ) from None
     return RawFile(file=path.name, sha256=sha256_of_file(path), rows=table.num_rows)
+
+
+def read_cycles_s(path: Path, calibration: Calibration, k: int | None) -> NDArray[np.float64] | None:
+    """The cycles behind a calibration at batches of ``k``: columns D and S in seconds, shape ``[n, 2]``, no warm-up.
+
+    Args:
+        path: of the calibration, beside which its cycles lie.
+
+    Returns:
+        None where the calibration names no file of cycles.
+
+    Raises:
+        UsageError: the file is not there.
+        EvidenceError: it is not the file that the calibration names.
+    """
+    if calibration.raw is None:
+        return None
+    import pyarrow.parquet as pq
+
+    table = path.parent / calibration.raw.file
+    if sha256_of_file(table) != calibration.raw.sha256:
+        raise EvidenceError(
+            "the cycles are not those of the calibration",
+            where=str(table),
+            hint="restore the file that was written with the calibration",
+        )
+    frame = pq.read_table(table).to_pandas()
+    chosen = frame[(frame["k"] == k) & ~frame["warmup"].astype(bool)]
+    cycles_s: NDArray[np.float64] = chosen[["transport_ns", "service_ns"]].to_numpy(dtype=float) / NS_PER_S
+    return cycles_s

@@ -87,34 +87,45 @@ class TestMstar:
 class TestPredict:
     def test_whole(self, capsys: Out, here: Path) -> None:
         builders.written(here, builders.calibration(builders.point(spread=0.0)))
-        code, out = said(capsys, "predict", "cal.json", "--flights", "1,2,3,4")
+        code, out = said(capsys, "predict", "cal.json", "--flights", "1,2,3,4", "--up-to", "4", "--analytic")
         (path,) = Path("predictions").glob("*.json")
         prediction = read_record(path, Prediction)
-        rows = "".join(
-            f"  {m:<2}  {x:>9}  {x:>8}  {x:>9}\n" for m, x in enumerate(["320.0", "640.0"] + ["800.0"] * 14, 1)
-        )
-        assert (code, out) == (
+        assert (code, out.splitlines()) == (
             0,
-            "M* = 3: keep 3 batches in flight (closed-form)\n"
-            "  over the calibration's own uncertainty: M* = 3: 100%\n"
-            f"  M   request/s  low 90 %  high 90 %\n{rows}"
-            "note: heights are upper bounds: the closed form takes transport for a pure delay\n"
-            "note: the compute was emulated\n"
-            f"frozen: {path}\n"
-            f"next: b2g measure {path}\n",
+            [
+                "M* = 3: keep 3 batches in flight, and expect at most 800.0 [800.0, 800.0] request/s (closed-form)",
+                "  over the calibration's own uncertainty: M* = 3: 100%",
+                "  the instances can compute 800 request/s; what the transport can carry is not known: no transport "
+                "law was measured",
+                "  predictor               kind  M*  95 % at M  loss < 2 % at M  peak/s",
+                "  closed-form      upper bound   3          3                3   800.0",
+                "  bounds                bounds   3          3                3   800.0",
+                "  mva              upper bound   3          4                4   761.6",
+                "  twice-instances        rival   2          2                2   640.0",
+                "  M         closed-form/s              bounds/s                 mva/s  mean cycle",
+                "  1  320.0 [320.0, 320.0]  320.0 [320.0, 320.0]  320.0 [320.0, 320.0]       25 ms",
+                "  2  640.0 [640.0, 640.0]  640.0 [400.0, 640.0]  551.7 [551.7, 551.7]       25 ms",
+                "  3  800.0 [800.0, 800.0]  800.0 [436.4, 800.0]  692.5 [692.5, 692.5]       30 ms",
+                "  4  800.0 [800.0, 800.0]  800.0 [457.1, 800.0]  761.6 [761.6, 761.6]       40 ms",
+                "note: no transport law was measured, so transport is taken for a pure delay and all heights are upper "
+                "bounds: calibrate with --null-model",
+                "note: the compute was emulated",
+                f"frozen: {path}",
+                f"next: b2g measure {path}",
+            ],
         )
         assert path.name == f"cal-k8-{digest_of(prediction)}.json"
         assert prediction.plan.flights == (1, 2, 3, 4)
 
     def test_the_same_again_is_the_same_file(self, capsys: Out, here: Path) -> None:
         builders.written(here, builders.calibration())
-        first, again = (said(capsys, "predict", "cal.json") for _ in range(2))
+        first, again = (said(capsys, "predict", "cal.json", "--analytic") for _ in range(2))
         assert first == again
         assert len(Ledger(Path("predictions")).entries()) == 1
 
     def test_json(self, capsys: Out, here: Path) -> None:
         builders.written(here, builders.calibration())
-        code, out = said(capsys, "predict", "cal.json", "--json", "--name", "mine")
+        code, out = said(capsys, "predict", "cal.json", "--json", "--name", "mine", "--analytic")
         answer = json.loads(out)
         assert (code, sorted(answer)) == (0, ["digest", "file", "prediction"])
         assert Path(answer["file"]).name == f"mine-{answer['digest']}.json"
@@ -122,7 +133,7 @@ class TestPredict:
 
     def test_without_a_server_the_next_step_is_a_measurement_at_hand(self, capsys: Out, here: Path) -> None:
         builders.written(here, builders.calibration().model_copy(update={"server": None}))
-        _, out = said(capsys, "predict", "cal.json")
+        _, out = said(capsys, "predict", "cal.json", "--analytic")
         assert out.splitlines()[-1].endswith("MEASUREMENT")
 
     @pytest.mark.parametrize(
@@ -147,12 +158,17 @@ class TestPredict:
             (["--name", ""], "--name: this cannot be a name: saw ''"),
             (["--predictions", "cal.json"], "cal.json/cal-k8-"),
             (["--flihgts", "1"], "No such option: --flihgts"),
-            (["more"], "Got unexpected extra argument"),
+            (["more"], "more: cannot read the file"),
+            (["cal.json", "--name", "x"], "--name: one name for several predictions: saw 'x'"),
+            (["--up-to", "0"], "Invalid value for '--up-to'"),
+            (["--draws", "1"], "Invalid value for '--draws'"),
+            (["--what-if", "payload"], "--what-if: not a change: saw 'payload'"),
+            (["--what-if", "transport=shm"], "--what-if: no calibration over this transport is given: saw 'shm'"),
         ],
     )
     def test_mistyped(self, capsys: Out, here: Path, options: list[str], line: str) -> None:
         builders.written(here, builders.calibration())
-        code, seen = complained(capsys, "predict", "cal.json", *options)
+        code, seen = complained(capsys, "predict", "cal.json", "--analytic", *options)
         assert code == 2
         assert seen.startswith(line)
         assert not Path("predictions").exists()
@@ -171,6 +187,36 @@ class TestPredict:
             "check the path",
         )
 
+    def test_several_calibrations_at_once(self, capsys: Out, here: Path) -> None:
+        builders.written(here, builders.calibration(name="one"))
+        builders.written(here, builders.calibration(name="two"))
+        code, out = said(capsys, "predict", "one.json", "two.json", "--analytic", "--json")
+        assert code == 0
+        assert [each["prediction"]["name"] for each in json.loads(out)["predictions"]] == ["one-k8", "two-k8"]
+
+    def test_the_simulation_is_one_of_the_predictors(self, capsys: Out, here: Path) -> None:
+        builders.written(here, builders.calibration())
+        code, out = said(
+            capsys, "predict", "cal.json", "--up-to", "3", "--flights", "1,3", "--draws", "20", "-q", "--json"
+        )
+        predictors = json.loads(out)["prediction"]["predictors"]
+        assert code == 0
+        assert [each["name"] for each in predictors] == [
+            "closed-form", "bounds", "mva", "simulation", "twice-instances"
+        ]  # fmt: skip
+        # Without spread the simulated cycle is the deterministic one: min(M / C, 1 / S).
+        simulated = [each["throughput_per_s"] for each in predictors[3]["curve"]]
+        assert simulated == pytest.approx([320.0, 640.0, 800.0], rel=0.01)
+
+    def test_a_what_if_says_what_it_assumes_and_is_not_frozen(self, capsys: Out, here: Path) -> None:
+        builders.written(here, builders.calibration())
+        code, out = said(capsys, "predict", "cal.json", "--analytic", "--what-if", "service=0.5x,instances=2")
+        assert code == 0
+        assert out.startswith("M* = 8: keep 8 batches in flight, and expect at most 3200.0")
+        assert "what if service=0.5x, instances=2: an extrapolation, not a measurement of this system" in out
+        assert "not frozen: a what-if cannot be measured on this system" in out
+        assert not Path("predictions").exists()
+
 
 def validated(capsys: Out, here: Path, curve: dict[int, list[float]]) -> tuple[int, list[str]]:
     """Exit code and lines of a validation of the usual prediction against a measured curve."""
@@ -185,15 +231,16 @@ class TestValidate:
         code, lines = validated(capsys, here, MEASURED)
         assert code == 0
         assert lines == [
-            "held: The predicted M* = 3 held: the measured peak, 695 request/s, is at M = 3. The closed-form predictor "
-            "promised 800 request/s at M*, 1.15 times what was measured there (695).",
+            "held: The predicted M* = 3 held: the measured peak, 695 request/s, is at M = 3. At M* 695 request/s were "
+            "measured; closed-form promised 800, 1.15 times that.",
             "  held          M* is among the best M: M* = 3, best M = 3, X(M*) is +1.5% against the best other M "
             "(90 % interval +1.4% to +1.5%); bound: regret <= 5.0%",
-            "  M  predicted/s  measured/s  low 90 %  high 90 %   error",
-            "  1        320.0       321.0     314.7      327.3   -0.3%",
-            "  2        640.0       602.0     589.4      614.6   +6.3%",
-            "  3        800.0       695.0     663.4      726.6  +15.1%",
-            "  4        800.0       685.0     653.4      716.6  +16.8%",
+            "  M  measured/s  low 90 %  high 90 %     closed-form             mva  twice-instances   usl (fitted)",
+            "  1       321.0     314.7      327.3   320.0 (-0.3%)   320.0 (-0.3%)    320.0 (-0.3%)  332.9 (+3.7%)",
+            "  2       602.0     589.4      614.6   640.0 (+6.3%)   551.7 (-8.4%)    640.0 (+6.3%)  578.5 (-3.9%)",
+            "  3       695.0     663.4      726.6  800.0 (+15.1%)   692.5 (-0.4%)    640.0 (-7.9%)  687.3 (-1.1%)",
+            "  4       685.0     653.4      716.6  800.0 (+16.8%)  761.6 (+11.2%)    640.0 (-6.6%)  698.6 (+2.0%)",
+            "note: usl was fitted to this very measurement: it saw the answer, and predicts nothing",
             "without batching (C1): 250.0 request/s",
             "next: set M = 3 in your proxy",
         ]

@@ -42,7 +42,7 @@ def test_the_measured_curve_has_its_intervals(prediction: Prediction) -> None:
 def test_the_prediction_is_a_curve_and_a_dashed_line_at_m_star(prediction: Prediction) -> None:
     panel = drawn(prediction, builders.measurement(prediction, CURVE))
     lines = {str(line.get_label()): line for line in panel.get_lines()}
-    predicted = lines["predicted (closed-form)"]
+    predicted = lines["predicted (closed-form, upper bound)"]
     assert np.asarray(predicted.get_xdata()).tolist() == [1, 2, 3, 4]
     assert np.asarray(predicted.get_ydata()).tolist() == pytest.approx([320, 640, 800, 800])
     dashed = lines["predicted M* = 3"]
@@ -57,7 +57,7 @@ def test_the_baseline_is_there_where_it_was_measured(prediction: Prediction) -> 
         return {text.get_text() for text in legend.get_texts()}
 
     assert labels(200.0) - labels(None) == {"without batching (C1)"}
-    assert labels(None) == {"predicted (closed-form)", "predicted M* = 3", "measured, 90 % interval"}
+    assert labels(None) == {"predicted (closed-form, upper bound)", "predicted M* = 3", "measured, 90 % interval"}
 
 
 def test_one_session_has_no_intervals_and_says_so(prediction: Prediction) -> None:

@@ -140,7 +140,7 @@ def test_a_point_is_found_by_its_batch_size() -> None:
 
 
 def test_what_a_predictor_does_not_say_is_none() -> None:
-    (result,) = builders.prediction().predictors
+    result = builders.prediction().predictors[0]
     assert result.at(17) is None
     assert result.at(3) == result.curve[2]
 

@@ -14,6 +14,7 @@ from b2gmodel import __version__
 from b2gmodel.cli import (
     live_commands,
     load_commands,
+    predict_command,
     record_commands,
     serve_commands,
     server_commands,
@@ -52,6 +53,7 @@ def _options(
 
 
 record_commands.register(app)
+predict_command.register(app)
 live_commands.register(app)
 server_commands.register(app)
 simulate_commands.register(app)

@@ -186,11 +186,12 @@ def demo(
     json: Json = False,
 ) -> int:
     """Calibrate, predict, measure and judge two contrasting workloads on the embedded Triton, in minutes."""
+    from b2gmodel.cli.predict_command import simulator_of
     from b2gmodel.cli.record_commands import say_verdict
     from b2gmodel.live.demo import run_demo
 
     with progress_lines(quiet) as progress:
-        found = run_demo(out, progress)
+        found = run_demo(out, progress, simulator_of)
     code = max(EXIT_CODES[case.verdict.outcome] for case in found.cases)
     if json:
         say_json(

@@ -1,4 +1,4 @@
-"""Commands that need no server: mstar, predict, validate."""
+"""Commands that need no server: mstar, validate."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from b2gmodel.cli.options import LARGEST_SEED, Json, PredictionsFolder, parse_counts
+from b2gmodel.cli.options import Json, PredictionsFolder
 from b2gmodel.cli.output import EXIT_CODES, say, say_json, table
 
 if TYPE_CHECKING:
-    from b2gmodel.records import Verdict
+    from b2gmodel.records import HeightScore, Verdict
 
 
 def register(app: typer.Typer) -> None:
     app.command(epilog="Example: b2g mstar --service 27.6ms --transport 61.3ms")(mstar)
-    app.command(epilog="Example: b2g predict calibration/published/yolov8n.json")(predict)
     app.command(epilog="Example: b2g validate predictions/NAME-DIGEST.json")(validate)
 
 
@@ -52,77 +51,6 @@ def mstar(
         "link overlap less)"
     )
     say("next: b2g calibrate measures S and D on your server")
-
-
-def predict(
-    calibration: Annotated[Path, typer.Argument(help="A calibration, calibration/NAME.json.", show_default=False)],
-    k: Annotated[
-        int | None, typer.Option("-k", help="Batch size to predict for. Default: the largest calibrated.")
-    ] = None,
-    flights: Annotated[str, typer.Option("--flights", help="Flights M that the measurement will run.")] = "1,2,3,4,6,8",
-    sessions: Annotated[int, typer.Option("--sessions", min=1, max=1000, help="Sessions of the measurement.")] = 4,
-    seconds: Annotated[
-        str, typer.Option("--seconds", help="Length of each run of the measurement, with its unit.")
-    ] = "2s",
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of the bootstrap and of the order of runs.")
-    ] = 1,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the prediction.")] = None,
-    predictions: PredictionsFolder = Path("predictions"),
-    json: Json = False,
-) -> None:
-    """Predict M* and X(M) from a calibration, and freeze the prediction in the ledger."""
-    from b2gmodel.ledger import Ledger
-    from b2gmodel.live.host import describe_software
-    from b2gmodel.predict import predict as make_prediction
-    from b2gmodel.records import Calibration, Plan, digest_of
-    from b2gmodel.store import check_name, read_record
-    from b2gmodel.units import parse_duration_s
-
-    if name is not None:
-        check_name(name, where="--name")
-    source = read_record(calibration, Calibration)
-    plan = Plan(
-        flights=parse_counts(flights, where="--flights"),
-        sessions=sessions,
-        seconds_per_run=parse_duration_s(seconds, where="--seconds"),
-        baseline_concurrency=8,
-        order_seed=seed,
-    )
-    prediction = make_prediction(source, k=k, plan=plan, software=describe_software(), name=name, seed=seed)
-    path = Ledger(predictions).freeze(prediction)
-    result = prediction.predictors[0]
-    if json:
-        say_json(
-            {
-                "digest": digest_of(prediction),
-                "file": str(path),
-                "prediction": prediction.model_dump(mode="json"),
-            }
-        )
-        return
-    say(f"M* = {result.m_star}: keep {result.m_star} batches in flight ({result.name})")
-    if result.m_star_probabilities is not None:
-        shares = ", ".join(f"M* = {m}: {share:.0%}" for m, share in result.m_star_probabilities.items())
-        say(f"  over the calibration's own uncertainty: {shares}")
-    rows = [
-        (
-            f"  {point.flights}",
-            f"{point.throughput_per_s:.1f}",
-            "-" if point.low is None else f"{point.low:.1f}",
-            "-" if point.high is None else f"{point.high:.1f}",
-        )
-        for point in result.curve
-    ]
-    say(table(rows, ("  M", "request/s", "low 90 %", "high 90 %")))
-    for note in prediction.notes:
-        say(f"note: {note}")
-    say(f"frozen: {path}")
-    say(f"next: {_what_next(prediction.server is not None, path)}")
-
-
-def _what_next(measurable: bool, path: Path) -> str:
-    return f"b2g measure {path}" if measurable else f"b2g validate {path} MEASUREMENT"
 
 
 def validate(
@@ -172,21 +100,16 @@ def validate(
 
 def say_verdict(verdict: Verdict, figure: Path | None) -> None:
     """The verdict in the order of the design: the answer, a line a check, the heights, what to do next."""
+    from b2gmodel.judge import USL
+
     say(f"{verdict.outcome}: {verdict.sentence}")
     for check in verdict.checks:
         say(f"  {check.outcome:<12}  {check.name}: {check.observed}; bound: {check.bound}")
-    rows = [
-        (
-            f"  {score.flights}",
-            f"{score.predicted_per_s:.1f}",
-            f"{score.measured_per_s:.1f}",
-            "-" if score.measured_low is None else f"{score.measured_low:.1f}",
-            "-" if score.measured_high is None else f"{score.measured_high:.1f}",
-            f"{score.error:+.1%}",
-        )
-        for score in verdict.heights
-    ]
-    say(table(rows, ("  M", "predicted/s", "measured/s", "low 90 %", "high 90 %", "error")))
+    say(_heights_table(verdict))
+    if any(score.predictor == USL for score in verdict.heights):
+        say("note: usl was fitted to this very measurement: it saw the answer, and predicts nothing")
+    for diagnostic in verdict.diagnostics:
+        say(f"diagnostic {diagnostic.name}: {diagnostic.sentence}")
     if verdict.baseline_per_s is not None:
         say(f"without batching (C1): {verdict.baseline_per_s:.1f} request/s")
     if not verdict.preregistered:
@@ -194,6 +117,25 @@ def say_verdict(verdict: Verdict, figure: Path | None) -> None:
     if figure is not None:
         say(f"figure: {figure}")
     say(f"next: {_ADVICE[verdict.outcome].format(m=verdict.m_star, best=verdict.best_flights)}")
+
+
+def _heights_table(verdict: Verdict) -> str:
+    """A row an M: what was measured, and what each predictor promised there with its signed error."""
+    names = list(dict.fromkeys(score.predictor for score in verdict.heights))
+    by_flights: dict[int, dict[str, HeightScore]] = {}
+    for score in verdict.heights:
+        by_flights.setdefault(score.flights, {})[score.predictor] = score
+    rows = []
+    for flights, scores in sorted(by_flights.items()):
+        one = next(iter(scores.values()))
+        cells = [f"  {flights}", f"{one.measured_per_s:.1f}", _or_dash(one.measured_low), _or_dash(one.measured_high)]
+        cells += [f"{scores[name].predicted_per_s:.1f} ({scores[name].error:+.1%})" for name in names]
+        rows.append(tuple(cells))
+    return table(rows, ("  M", "measured/s", "low 90 %", "high 90 %", *names))
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 _ADVICE = {

@@ -12,7 +12,6 @@ from b2gmodel.cli.output import progress_lines, say, say_json, table
 from b2gmodel.errors import EvidenceError, UsageError
 
 if TYPE_CHECKING:
-    from b2gmodel.records import TransportLaw
     from b2gmodel.sim.question import Question
     from b2gmodel.sim.sweep import Row
 
@@ -59,7 +58,15 @@ def simulate(
         list[str] | None, typer.Option("--sweep", help="NAME=V1,V2,...; repeat for a grid. Times in seconds.")
     ] = None,
     precision: Annotated[float, typer.Option("--precision", help="Half-width of the mean response, a share.")] = 0.01,
-    most_cycles: Annotated[int, typer.Option("--most-cycles", min=1, help="Longest run of a point.")] = 1 << 27,
+    most_cycles: Annotated[
+        int | None,
+        typer.Option(
+            "--most-cycles",
+            min=1,
+            help="Longest run of a point. Default: 134217728, or 1048576 with the reference engine.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed, the same for every point.")] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="Table of the points: .csv or .parquet.")] = None,
     figure: Annotated[Path | None, typer.Option("--figure", help="Figure of a sweep: .png, .svg or .pdf.")] = None,
@@ -74,6 +81,7 @@ def simulate(
 ) -> int:
     """What-if runs of the queueing model: throughput, latency, utilisation, queues, rejections."""
     from dataclasses import replace
+    from functools import partial
 
     from b2gmodel.sim.experiments import Precision
     from b2gmodel.sim.question import Point, Question, answer
@@ -120,16 +128,31 @@ def simulate(
         Point(question.with_values(values), values, seed, Precision(precision, most_cycles=most_cycles))
         for values in grid(axes)
     ]
-    with progress_lines(quiet or len(points) == 1) as show:
+    ended = 0
+    with progress_lines(quiet) as show:
+
+        def point_ended(count: int, of: int) -> None:
+            nonlocal ended
+            ended = count
+            if of > 1:
+                show(f"{count} of {of} points", count / of)
+
+        def within(stage: str, share: float) -> None:
+            many = len(points) > 1
+            show(f"{ended} of {len(points)} points" if many else stage, (ended + share) / len(points))
+
         answers, complete = run_sweep(
-            answer,
+            # A point that runs elsewhere cannot call back.
+            partial(answer, progress=within) if executor == Executor.SERIAL else answer,
             points,
             executor=Executor(executor),
             workers=workers,
             scheduler=scheduler,
-            done=lambda count, all_points: show(f"{count} of {all_points} points", count / all_points),
+            done=point_ended,
         )
     rows = [row for row in answers if row is not None]
+    if not rows:
+        raise KeyboardInterrupt
     files = _write(rows, axes, out, figure)
     if trace is not None:
         _draw_trace(question, seed, trace)
@@ -146,54 +169,31 @@ def _measured(calibration: Path | None, k: int | None) -> Row:
     """What a calibration says: means, spread, g, k, and its cycles where their file lies beside it."""
     if calibration is None:
         return {}
+    import numpy as np
+
+    from b2gmodel.laws import choose_point, laws_of
     from b2gmodel.records import Calibration
-    from b2gmodel.store import read_record
+    from b2gmodel.store import read_cycles_s, read_record
 
     record = read_record(calibration, Calibration)
-    point = max(record.points, key=lambda each: each.k or 0) if k is None else record.point(k)
-    if point is None or point.service_s is None or point.cycle_s is None:
+    point = choose_point(record, k)
+    laws = laws_of(record, point, 0, np.random.default_rng(0))
+    if not laws.is_timed:
         raise EvidenceError("the calibration does not state S and D here", observed=k, where=str(calibration))
-    laws: Row = {}
-    if point.transport_law is not None:
-        laws["transport_rates_per_s"] = _transport_rates(point.transport_law, point.cycle_s.mean - point.service_s.mean)
-    if point.compute_law is not None:
-        laws["busy_service_s"] = tuple(each.service_s for each in point.compute_law.points)
-    found: Row = laws | {
-        "service_s": point.service_s.mean,
-        "transport_s": point.cycle_s.mean - point.service_s.mean,
+    found: Row = {
+        "service_s": float(laws.service_s[0]),
+        "transport_s": float(laws.transport_s[0]),
         "k": point.k,
         "instances": record.model.instances,
     }
+    if laws.transport_rates_per_s is not None:
+        found["transport_rates_per_s"] = tuple(laws.transport_rates_per_s[0].tolist())
+    if point.compute_law is not None:
+        found["busy_service_s"] = tuple(laws.busy_service_s[0].tolist())
     if record.raw is None:
-        spread = {"service_cv": point.service_s, "transport_cv": point.transport_s}
-        return found | {name: each.cv for name, each in spread.items() if each is not None and each.cv is not None}
-    return found | {"cycles_s": _raw_cycles(calibration.parent / record.raw.file, record.raw.sha256, point.k)}
-
-
-def _transport_rates(law: TransportLaw, transport_s: float) -> tuple[float, ...]:
-    """Rates with 1, 2, ... in transport: alone the model's own 1 / D, beyond it the null model's, never falling.
-
-    What lies between two measured numbers of flights is on the straight line.
-    """
-    import numpy as np
-
-    beyond = [point for point in law.points if point.flights > 1]
-    flights = [1, *(point.flights for point in beyond)]
-    rates = [1.0 / transport_s, *(point.rate_per_s.mean for point in beyond)]
-    return tuple(np.interp(range(1, flights[-1] + 1), flights, np.maximum.accumulate(rates)).tolist())
-
-
-def _raw_cycles(path: Path, digest: str, k: int | None) -> Any:
-    """The calibration's cycles, columns D and S in seconds, warm-up left out."""
-    import pyarrow.parquet as pq
-
-    from b2gmodel.store import sha256_of_file
-
-    if sha256_of_file(path) != digest:
-        raise EvidenceError("the cycles are not those of the calibration", where=str(path))
-    frame = pq.read_table(path).to_pandas()
-    chosen = frame[(frame["k"] == k) & ~frame["warmup"].astype(bool)]
-    return chosen[["transport_ns", "service_ns"]].to_numpy(dtype=float) / 1e9
+        spread = {"service_cv": laws.service_cv, "transport_cv": laws.transport_cv}
+        return found | {name: cv for name, cv in spread.items() if cv is not None}
+    return found | {"cycles_s": read_cycles_s(calibration, record, point.k)}
 
 
 def _unless_measured(measured: Row, **values: float) -> Row:
@@ -270,7 +270,11 @@ def _tell(rows: list[Row], axes: list[str], files: list[Path], *, json: bool) ->
         best = max(answered, key=lambda row: float(row["throughput_per_s"]))
         at = ", ".join(f"{axis} = {best[axis]:g}" for axis in axes)
         say(f"X = {best['throughput_per_s']:.4g} request/s" + (f", the most of the sweep, at {at}" if at else ""))
-    header = (*(axes or ["point"]), "X, request/s", "95 %", "mean, ms", "P50", "P95", "P99", "GPU busy", "rejected")
+    header = (
+        *(axes or ["point"]),
+        *("X, request/s", "95 %", "mean, ms", "P50", "P95", "P99"),
+        *("GPU busy", "95 %", "at GPU", "95 %", "rejected", "95 %"),
+    )
     say(table([_line(row, axes) for row in rows], header))
     for reason in dict.fromkeys(row["refused"] for row in rows if row["refused"]):
         say(f"refused: {reason}")
@@ -281,14 +285,17 @@ def _tell(rows: list[Row], axes: list[str], files: list[Path], *, json: bool) ->
 def _line(row: Row, axes: list[str]) -> tuple[str, ...]:
     place = tuple(f"{row[axis]:g}" for axis in axes) or ("-",)
     if row["refused"]:
-        return (*place, "refused", *("-",) * 7)
-    times = tuple(f"{1e3 * row[name]:.4g}" for name in ("response_s", "p50_s", "p95_s", "p99_s"))
-    lost = row["rejected_share"]
+        return (*place, "refused", *("-",) * 11)
+
+    def with_interval(name: str, form: str) -> tuple[str, str]:
+        low, mean, high = (row[name + side] for side in ("_low", "", "_high"))
+        return ("-", "-") if mean is None else (format(mean, form), f"{low:{form}} to {high:{form}}")
+
     return (
         *place,
-        f"{row['throughput_per_s']:.4g}",
-        f"{row['throughput_per_s_low']:.4g} to {row['throughput_per_s_high']:.4g}",
-        *times,
-        f"{row['gpu_utilisation']:.1%}",
-        "-" if lost is None else f"{lost:.2%}",
+        *with_interval("throughput_per_s", ".4g"),
+        *(f"{1e3 * row[name]:.4g}" for name in ("response_s", "p50_s", "p95_s", "p99_s")),
+        *with_interval("gpu_utilisation", ".1%"),
+        *with_interval("gpu_queue", ".4g"),
+        *with_interval("rejected_share", ".2%"),
     )

@@ -138,6 +138,8 @@ def model_info(model: ModelSpec, endpoint: Endpoint) -> ModelInfo:
             "max_batch_size": model.max_batch_size,
             "instances": model.instances,
             "dynamic_batching": model.dynamic_batching,
+            "preferred_batch_sizes": model.preferred_batch_sizes,
+            "queue_delay_s": model.queue_delay_s,
             "inputs": tuple(TensorInfo(name=t.name, datatype=t.datatype, shape=t.shape) for t in model.inputs),
         }
     )
@@ -196,6 +198,7 @@ class _Session:
                     self.control,
                     self.model,
                     k,
+                    cycle_s=_cycle_s(point),
                     run_id=f"{run_id}.c",
                     told=lambda _: told("instances", single_share),
                 )
@@ -207,6 +210,7 @@ class _Session:
                     self.control,
                     self.null,
                     k,
+                    cycle_s=_cycle_s(point),
                     run_id=f"{run_id}.n",
                     told=lambda share: told("transport", single_share + share * (1 - single_share)),
                 )
@@ -220,6 +224,11 @@ class _Session:
             yield transport
         finally:
             await transport.aclose()
+
+
+def _cycle_s(point: CalibrationPoint) -> float:
+    assert point.cycle_s is not None
+    return point.cycle_s.mean
 
 
 def _check_null(model: ModelSpec, null: ModelSpec | None) -> None:

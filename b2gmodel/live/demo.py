@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,8 +14,9 @@ from b2gmodel.live.host import describe_software
 from b2gmodel.live.sessions import calibrate_models, measure_frozen
 from b2gmodel.live.target import EmbeddedTarget
 from b2gmodel.live.workloads import load_workloads
-from b2gmodel.predict import DEFAULT_FLIGHTS, predict
-from b2gmodel.records import Measurement, Plan, Prediction, Verdict
+from b2gmodel.prediction import DEFAULT_FLIGHTS, predict
+from b2gmodel.predictors import Simulator
+from b2gmodel.records import Calibration, Measurement, Plan, Prediction, Verdict
 from b2gmodel.report.figure import draw_throughput
 
 # 588 KiB against 4,800 KiB a request: the transport share differs, and so should M*.
@@ -24,7 +26,8 @@ _SESSIONS: Final = 5
 # Smaller batches of the large payload: more of them fit into the minutes that a demo may take.
 _K: Final = {"resnet50": 8, "yolov8n": 4}
 # Shares of the whole time, for the progress shown.
-_CALIBRATION_SHARE: Final = 0.2
+_CALIBRATION_SHARE: Final = 0.3
+_PREDICTION_SHARE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,16 @@ class Found:
 _OUTCOME: Final = {"held": "held", "refuted": "was refuted", "inconclusive": "could not be decided"}
 
 
-def run_demo(folder: Path, progress: Progress) -> Found:
+SimulatorOf = Callable[[Path, Calibration, int | None], Simulator | None]
+"""The simulation for a calibration at its path and batches of k: lent, as nothing live imports the simulation."""
+
+
+def run_demo(folder: Path, progress: Progress, simulator_of: SimulatorOf) -> Found:
     """Calibrate both, freeze both predictions, then measure and judge; everything is kept in ``folder``."""
     table = load_workloads()
     target = EmbeddedTarget(table)
     ledger = Ledger(folder / "predictions")
-    wanted = [Wanted(name, (_K[name],), budget_s=15.0) for name in _WORKLOADS]
+    wanted = [Wanted(name, (_K[name],), budget_s=15.0, null_model=f"{name}_null") for name in _WORKLOADS]
     progress("start the embedded Triton", 0.0)
     calibrations = calibrate_models(
         target,
@@ -71,7 +78,9 @@ def run_demo(folder: Path, progress: Progress) -> Found:
         progress=lambda stage, share: progress(stage, share * _CALIBRATION_SHARE),
     )
     frozen = []
-    for _, calibration in calibrations:
+    for number, (path, calibration) in enumerate(calibrations):
+        share = number / len(calibrations)
+        progress("predict", _CALIBRATION_SHARE + share * _PREDICTION_SHARE)
         k = _K[calibration.model.name]
         plan = Plan(
             flights=DEFAULT_FLIGHTS,
@@ -80,14 +89,17 @@ def run_demo(folder: Path, progress: Progress) -> Found:
             baseline_concurrency=k,
             order_seed=1,
         )
-        prediction = predict(calibration, k=k, plan=plan, software=describe_software())
+        prediction = predict(
+            calibration, k=k, plan=plan, software=describe_software(), simulator=simulator_of(path, calibration, k)
+        )
         frozen.append(ledger.load_frozen(ledger.freeze(prediction)))
     cases = []
+    before = _CALIBRATION_SHARE + _PREDICTION_SHARE
     for number, (prediction, digest) in enumerate(frozen):
-        first = _CALIBRATION_SHARE + number * (1 - _CALIBRATION_SHARE) / len(frozen)
+        first = before + number * (1 - before) / len(frozen)
 
         def told(stage: str, share: float, first: float = first) -> None:
-            progress(f"measure {stage}", first + share * (1 - _CALIBRATION_SHARE) / len(frozen))
+            progress(f"measure {stage}", first + share * (1 - before) / len(frozen))
 
         _, measurement = measure_frozen(ledger, prediction, digest, target, flights=None, name=None, progress=told)
         verdict = judge(prediction, measurement)

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from b2gmodel.errors import ServerError, UsageError
 from b2gmodel.live.http import HttpConnection, HttpResponse
 from b2gmodel.live.tensors import BYTES_PER_ELEMENT, Result, Tensor, TensorSpec
+from b2gmodel.units import s_from_ns
 
 __all__ = [
     "BYTES_PER_ELEMENT",
@@ -45,6 +46,8 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...]
     compute: str
     parameters: Mapping[str, str]
+    preferred_batch_sizes: tuple[int, ...] | None = None
+    queue_delay_s: float | None = None
 
     @property
     def payload_bytes(self) -> int:
@@ -298,6 +301,7 @@ def _spec(
     if not inputs:
         raise ServerError("the model's metadata names no inputs", where=name)
     groups = config.get("instance_group") or ()
+    merging = config.get("dynamic_batching")
     parameters = {
         key: str(value.get("string_value", "")) if isinstance(value, dict) else str(value)
         for key, value in (config.get("parameters") or {}).items()
@@ -313,7 +317,15 @@ def _spec(
         outputs=tuple(_output_spec(entry, max_batch_size > 0) for entry in metadata.get("outputs", ())),
         compute=parameters.get("b2g_compute", "real"),
         parameters=parameters,
+        preferred_batch_sizes=None if merging is None else _preferred(merging),
+        queue_delay_s=None
+        if merging is None
+        else s_from_ns(1_000 * int(merging.get("max_queue_delay_microseconds", 0))),
     )
+
+
+def _preferred(merging: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(sorted(int(size) for size in merging.get("preferred_batch_size", ())))
 
 
 def _output_spec(entry: dict[str, Any], batched: bool) -> TensorSpec:

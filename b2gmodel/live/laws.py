@@ -19,9 +19,11 @@ from b2gmodel.live.transport import Transport
 from b2gmodel.records import ComputeLaw, ComputePoint, Estimate, Run, TransportLaw, TransportPoint
 from b2gmodel.stats import student_interval
 
-LAW_FLIGHTS: Final = tuple(range(1, 9))
+LAW_FLIGHTS: Final = (1, 2, 3, 4, 6, 8)
 _ROUNDS: Final = 2
+# Of each run, at least; and as many lone cycles as a throughput of some per cent takes.
 _SECONDS: Final = 0.6
+_CYCLES: Final = 25
 _LEVEL: Final = 0.95
 _ORDER_SEED: Final = 1
 
@@ -32,6 +34,7 @@ async def measure_transport_law(
     null: ModelSpec,
     k: int,
     *,
+    cycle_s: float,
     run_id: str,
     told: Callable[[float], None],
     flights: Sequence[int] = LAW_FLIGHTS,
@@ -41,11 +44,12 @@ async def measure_transport_law(
     Args:
         transport: to the null model.
         null: same inputs as the target, nothing computed.
+        cycle_s: the target's own C, by which a run's length is chosen.
 
     Raises:
         ServerError, EvidenceError: as ``Bench.run``.
     """
-    runs = await _runs(transport, control, null, k, flights, run_id, told)
+    runs = await _runs(transport, control, null, k, flights, max(_SECONDS, _CYCLES * cycle_s), run_id, told)
     return TransportLaw(
         null_model=null.name,
         k=k,
@@ -60,11 +64,13 @@ async def measure_compute_law(
     model: ModelSpec,
     k: int,
     *,
+    cycle_s: float,
     run_id: str,
     told: Callable[[float], None],
 ) -> ComputeLaw:
     """S(j) with j = 1..g batches in flight, g being the model's instances."""
-    runs = await _runs(transport, control, model, k, range(1, (model.instances or 1) + 1), run_id, told)
+    flights = range(1, (model.instances or 1) + 1)
+    runs = await _runs(transport, control, model, k, flights, max(_SECONDS, _CYCLES * cycle_s), run_id, told)
     return ComputeLaw(
         k=k,
         points=tuple(ComputePoint(flights=j, service_s=_mean(run.service_s for run in runs[j])) for j in sorted(runs)),
@@ -77,6 +83,7 @@ async def _runs(
     model: ModelSpec,
     k: int,
     flights: Sequence[int],
+    seconds: float,
     run_id: str,
     told: Callable[[float], None],
 ) -> dict[int, list[Run]]:
@@ -89,7 +96,7 @@ async def _runs(
     for done in range(_ROUNDS):
         order.shuffle(settings)
         for step, setting in enumerate(settings):
-            run, _ = await bench.run(setting, done * len(settings) + step, _SECONDS)
+            run, _ = await bench.run(setting, done * len(settings) + step, seconds)
             runs[setting.flights].append(run)
             told((done + (step + 1) / len(settings)) / _ROUNDS)
     return runs

@@ -176,6 +176,8 @@ def _check_same_model(predicted: ModelInfo, served: ModelInfo) -> None:
         "compute_table_digest",
         "instances",
         "dynamic_batching",
+        "preferred_batch_sizes",
+        "queue_delay_s",
         "max_batch_size",
         "inputs",
     ):

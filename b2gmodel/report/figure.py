@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from b2gmodel.errors import UsageError
 from b2gmodel.judge import measured_baseline, measured_curve
-from b2gmodel.records import Measurement, Prediction
+from b2gmodel.records import Measurement, Prediction, PredictorResult
 from b2gmodel.store import write_atomically
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette: told apart by the colour-blind, too.
 _MEASURED: Final = "#0072B2"
 _PREDICTED: Final = "#D55E00"
+_BOUND: Final = "#009E73"
 _BASELINE: Final = "#555555"
 _FORMATS: Final = (".png", ".svg", ".pdf")
 
@@ -47,24 +48,11 @@ def draw_throughput(cases: Sequence[tuple[Prediction, Measurement]], path: Path)
 
 def _draw_case(panel: Axes, prediction: Prediction, measurement: Measurement) -> None:
     curve = measured_curve(measurement)
-    predicted = prediction.predictors[0]
+    place, best = prediction.predictors[0], prediction.best
     last = max(point.flights for point in curve)
-    promised = [point for point in predicted.curve if point.flights <= last]
-    panel.plot(
-        [point.flights for point in promised],
-        [point.throughput_per_s for point in promised],
-        color=_PREDICTED,
-        label=f"predicted ({predicted.name})",
-    )
-    if predicted.level is not None:
-        panel.fill_between(
-            [point.flights for point in promised],
-            [point.low or point.throughput_per_s for point in promised],
-            [point.high or point.throughput_per_s for point in promised],
-            color=_PREDICTED,
-            alpha=0.15,
-            linewidth=0,
-        )
+    _draw_predicted(panel, place, last, _BOUND, "--" if best is not place else "-")
+    if best is not place:
+        _draw_predicted(panel, best, last, _PREDICTED, "-")
     half_widths = [0.0 if point.interval is None else point.interval.half_width for point in curve]
     panel.errorbar(
         [point.flights for point in curve],
@@ -75,7 +63,7 @@ def _draw_case(panel: Axes, prediction: Prediction, measurement: Measurement) ->
         capsize=3,
         label="measured, 90 % interval" if any(half_widths) else "measured",
     )
-    panel.axvline(predicted.m_star, color=_PREDICTED, linestyle="--", label=f"predicted M* = {predicted.m_star}")
+    panel.axvline(place.m_star, color=_BOUND, linestyle="--", label=f"predicted M* = {place.m_star}")
     baseline = measured_baseline(measurement)
     if baseline is not None:
         panel.axhline(baseline, color=_BASELINE, linestyle=":", label="without batching (C1)")
@@ -89,3 +77,14 @@ def _draw_case(panel: Axes, prediction: Prediction, measurement: Measurement) ->
     panel.set_xticks([point.flights for point in curve])
     panel.set_ylim(bottom=0)
     panel.legend(fontsize=8, loc="best")
+
+
+def _draw_predicted(panel: Axes, predicted: PredictorResult, last: int, colour: str, style: str) -> None:
+    promised = [point for point in predicted.curve if point.flights <= last]
+    flights = [point.flights for point in promised]
+    label = f"predicted ({predicted.name}, {predicted.kind})"
+    panel.plot(flights, [point.throughput_per_s for point in promised], style, color=colour, label=label)
+    if predicted.level is not None:
+        lows = [point.low or point.throughput_per_s for point in promised]
+        highs = [point.high or point.throughput_per_s for point in promised]
+        panel.fill_between(flights, lows, highs, color=colour, alpha=0.15, linewidth=0)

@@ -1,0 +1,79 @@
+"""What measured runs show against the single-flight figures that their prediction states.
+
+Rules here: as in ``diagnostics``, which holds what a calibration shows already. A measurement arrives here, so no
+module that a prediction is made with imports this one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Final
+
+import numpy as np
+
+from b2gmodel.diagnostics import LOAD_CHANGE, ROUNDING, over_wall, under_load
+from b2gmodel.records import Diagnostic, Measurement, Prediction
+
+GAIN_ABOVE_LIMIT: Final = "gain-above-limit"
+PLATEAU_BELOW_COMPUTE: Final = "plateau-below-compute"
+
+_GAIN_SLACK: Final = 1.05
+_BUSY: Final = 0.90
+
+
+def of_measurement(prediction: Prediction, measurement: Measurement) -> tuple[Diagnostic, ...]:
+    """What the measured runs show against the single-flight figures that the prediction states."""
+    batch, instances = prediction.k, prediction.model.instances or 1
+    rates: dict[int, list[float]] = defaultdict(list)
+    services: list[float] = []
+    shares: list[float] = []
+    for session in measurement.sessions:
+        for run in session.runs:
+            if run.placement not in ("C3", "C4"):
+                continue
+            rates[run.flights].append(run.throughput_per_s)
+            if run.service_s and run.flights > 1:
+                services.append(run.service_s)
+            if run.service_s and run.batches and run.duration_s:
+                shares.append(run.batches * run.service_s / run.duration_s)
+    if not rates:
+        return ()
+    found = []
+    if shares and max(shares) > instances * ROUNDING:
+        found.append(over_wall(max(shares), instances))
+    curve = {flights: float(np.mean(values)) for flights, values in rates.items()}
+    peak = max(curve.values())
+    limit = prediction.predictors[0].peak_per_s
+    alone = curve.get(1)
+    promised = prediction.predictors[0].at(1)
+    if alone is not None and promised is not None:
+        gain, bound = peak / alone, limit / promised.throughput_per_s
+        if gain > bound * _GAIN_SLACK and not prediction.model.dynamic_batching:
+            found.append(
+                Diagnostic(
+                    name=GAIN_ABOVE_LIMIT,
+                    observed=gain,
+                    bound=bound,
+                    sentence=f"the peak is {gain:.2f} times the single-flight throughput, and g C / S allows "
+                    f"{bound:.2f}: the model is violated (the server merges batches, or S fell under load); read S at "
+                    "M > 1 and the executions in the server's counters",
+                )
+            )
+    if services and prediction.service_s is not None and batch is not None:
+        loaded_s = float(np.mean(services))
+        busy = peak / batch * loaded_s / instances
+        if busy < _BUSY and max(curve) > 1 and not prediction.model.dynamic_batching:
+            found.append(
+                Diagnostic(
+                    name=PLATEAU_BELOW_COMPUTE,
+                    observed=busy,
+                    bound=_BUSY,
+                    sentence=f"at the peak the instances are busy {busy:.0%} of the time: transport, the client's "
+                    "channel or the server's frontend binds, and not compute; try shared memory, more connections, or "
+                    "a smaller payload before a faster model",
+                )
+            )
+        change = loaded_s / prediction.service_s - 1
+        if abs(change) > LOAD_CHANGE:
+            found.append(under_load(change))
+    return tuple(found)
