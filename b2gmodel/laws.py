@@ -30,6 +30,9 @@ LEAST_TRANSPORT_SHARE: Final = 1e-6
 """Of the cycle: a transport measured as shorter (or as negative) counts as this much where a rate is needed."""
 
 _NORMAL_95: Final = 1.959963984540054
+_LEAST_DEVIATION: Final = 0.005
+"""Relative to a rate: no few blocks know one better, so none outweighs all others."""
+
 _SIGNIFICANT: Final = 0.01
 _MATTERS: Final = 0.02
 
@@ -306,7 +309,8 @@ def transport_rates_per_s(law: TransportLaw, transport_s: Floats, rng: np.random
     deviations = np.array([_deviation(point.batches_per_s.low, point.batches_per_s.high) for point in points])
     noise = rng.standard_normal((len(transport_s), len(points)))
     noise[0] = 0.0
-    rates = _not_falling(np.maximum(means + noise * deviations, means * 0.05))
+    weights = np.maximum(deviations / means, _LEAST_DEVIATION) ** -2.0
+    rates = _not_falling(np.maximum(means + noise * deviations, means * 0.05), weights)
     inside = np.maximum.accumulate(np.maximum(flights - rates * held_s, 1.0), axis=1)
     last = int(np.ceil(inside[0, -1]))
     wanted = np.arange(1, last + 1)
@@ -326,21 +330,25 @@ def _deviation(low: float | None, high: float | None) -> float:
     return 0.0 if low is None or high is None else (high - low) / 2 / _NORMAL_95
 
 
-def _not_falling(rates: Floats) -> Floats:
+def _not_falling(rates: Floats, weights: Floats) -> Floats:
     """Isotonic regression of row 0 by pooling adjacent violators; the other rows are pooled in the same places.
 
     A draw with pools of its own would take a dip of the measurement, and then one of its own noise: its intervals
     would lie too low at the start of a level stretch, and hold the truth too seldom.
     """
-    pools: list[tuple[int, int]] = []
+
+    def pooled(pool: slice) -> Floats:
+        return np.asarray(rates[:, pool] @ weights[pool] / weights[pool].sum())
+
+    pools: list[slice] = []
     for i in range(rates.shape[1]):
-        pools.append((i, i + 1))
-        while len(pools) > 1 and rates[0, slice(*pools[-2])].mean() > rates[0, slice(*pools[-1])].mean():
-            _, end = pools.pop()
-            pools[-1] = (pools[-1][0], end)
+        pools.append(slice(i, i + 1))
+        while len(pools) > 1 and pooled(pools[-2])[0] > pooled(pools[-1])[0]:
+            last = pools.pop()
+            pools[-1] = slice(pools[-1].start, last.stop)
     fitted = np.empty_like(rates)
-    for begin, end in pools:
-        fitted[:, begin:end] = rates[:, begin:end].mean(axis=1, keepdims=True)
+    for pool in pools:
+        fitted[:, pool] = pooled(pool)[:, np.newaxis]
     return fitted
 
 

@@ -51,6 +51,7 @@ DEFAULT_PLAN: Final = Plan(
     flights=DEFAULT_FLIGHTS, sessions=4, seconds_per_run=2.0, baseline_concurrency=8, order_seed=1
 )
 REGRET_BOUND: Final = 0.05
+HEIGHT_BOUND: Final = 0.10
 
 
 def predict(
@@ -102,6 +103,7 @@ def predict(
         name=_check_name(name or _default_name(calibration, point, what_if)),
         calibration_name=calibration.name,
         calibration_digest=digest_of(calibration),
+        calibration_session_ids=calibration.session_ids,
         software=software,
         server=calibration.server,
         model=calibration_seen.model,
@@ -115,7 +117,7 @@ def predict(
         predictors=tuple(summary(each, shown, laws) for each in curves),
         binding=binding_of(laws, None if server is None else bulk_compute_limit_per_s(laws, server)),
         diagnostics=of_calibration(calibration, point),
-        claims=(Claim(quantity="regret_at_m_star", comparator="<=", bound=REGRET_BOUND),),
+        claims=_claims(curves),
         plan=plan,
         notes=(*assumed, *_notes(calibration_seen, laws, curves)),
     )
@@ -196,6 +198,17 @@ def binding_of(laws: Laws, compute_limit_per_s: Floats | None = None) -> Binding
     )
 
 
+def _claims(curves: Sequence[Curves]) -> tuple[Claim, ...]:
+    """The place, by the first predictor; and the height, by the last estimate where there is one."""
+    claims = [Claim(quantity="regret_at_m_star", predictor=curves[0].name, comparator="<=", bound=REGRET_BOUND)]
+    estimates = [each.name for each in curves if each.kind == "estimate"]
+    if estimates:
+        claims.append(
+            Claim(quantity="height_error_at_m_star", predictor=estimates[-1], comparator="<=", bound=HEIGHT_BOUND)
+        )
+    return tuple(claims)
+
+
 def _plan_with(plan: Plan, m_star: int) -> Plan:
     flights = tuple(sorted({*plan.flights, m_star}))
     if len(flights) == 1:
@@ -224,8 +237,8 @@ def _notes(calibration: Calibration, laws: Laws, curves: Sequence[Curves]) -> tu
     notes = []
     if laws.transport_rates_per_s is None:
         notes.append(
-            "no transport law was measured, so transport is taken for a pure delay and all heights are upper bounds: "
-            "calibrate with --null-model"
+            "no transport law was measured, so transport is taken for a pure delay, and heights are upper bounds as far "
+            "as transport goes: calibrate with --null-model"
         )
     else:
         notes.append(

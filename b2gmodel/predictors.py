@@ -26,6 +26,9 @@ SIMULATION: Final = "simulation"
 BULK: Final = "bulk-service"
 TWICE_INSTANCES: Final = "twice-instances"
 LEVEL: Final = 0.90
+QUANTILE_LEVELS: Final = tuple(number / 20 for number in range(1, 20))
+"""0.05, 0.10, ..., 0.95: what scores of a whole distribution are computed from."""
+
 _NEAR_PEAK: Final = 0.95
 _LOSS: Final = 0.02
 _BULK_DRAWS: Final = 200
@@ -83,7 +86,7 @@ def bounds_curves(laws: Laws, flights: Sequence[int]) -> Curves:
     batches pass transport or instances faster than as many lone ones), and the limits of instances and transport.
     Below: the balanced-job bound of the network in which transport is one server at its slowest measured rate and S
     is that under load; several instances are taken for one fast one and a delay (Zahorjan et al. 1982; Seidmann et
-    al. 1987). Slower rates that do not fall with n never gain (Shanthikumar and Yao 1986).
+    al. 1987). No rate of the laws is lower, and none of that network falls with n, so that it is never ahead.
     """
     m = np.asarray(flights, dtype=float)
     least_s = np.minimum(laws.service_s, laws.busy_service_s.min(axis=1))
@@ -190,10 +193,12 @@ def summary(curves: Curves, flights: Sequence[int], laws: Laws) -> PredictorResu
     level = LEVEL if len(drawn) else None
     lows: Sequence[float | None] = [None] * len(flights)
     highs = lows
+    quantiles: Sequence[tuple[float, ...] | None] = [None] * len(flights)
     if level is not None:
         lowest = drawn if curves.lowest is None else curves.lowest[1:]
         lows = np.quantile(lowest, 0.5 - LEVEL / 2, axis=0).tolist()
         highs = np.quantile(drawn, 0.5 + LEVEL / 2, axis=0).tolist()
+        quantiles = [tuple(column) for column in np.quantile(drawn, QUANTILE_LEVELS, axis=0).T.tolist()]
     elif curves.lowest is not None:
         lows, highs = curves.lowest[0].tolist(), estimate.tolist()
     probabilities = None
@@ -211,15 +216,17 @@ def summary(curves: Curves, flights: Sequence[int], laws: Laws) -> PredictorResu
         m_recommended=flights[int(np.argmax(losses < _LOSS))],
         peak_per_s=curves.plateau_per_s or float(estimate.max()),
         level=level,
+        quantile_levels=None if level is None else QUANTILE_LEVELS,
         curve=tuple(
             CurvePoint(
                 flights=m,
                 throughput_per_s=x,
                 low=low,
                 high=high,
+                quantiles=of_x,
                 **_cycle(m * laws.batch, x, low, high, is_known=laws.is_timed),
             )
-            for m, x, low, high in zip(flights, estimate.tolist(), lows, highs, strict=True)
+            for m, x, low, high, of_x in zip(flights, estimate.tolist(), lows, highs, quantiles, strict=True)
         ),
     )
 

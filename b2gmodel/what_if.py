@@ -41,6 +41,7 @@ class Change:
 
 
 _FACTORS: Final = ("payload", "service", "link")
+_MOST_INSTANCES: Final = 1024
 
 
 def parse_changes(text: str, others: Sequence[Calibration] = ()) -> tuple[Change, ...]:
@@ -74,6 +75,10 @@ def parse_changes(text: str, others: Sequence[Calibration] = ()) -> tuple[Change
         whole = name not in _FACTORS
         if not (np.isfinite(amount) and amount > 0) or (whole and amount != int(amount)):
             raise _refused(part)
+        if name == "instances" and amount > _MOST_INSTANCES:
+            raise UsageError(
+                "too many instances", observed=int(amount), allowed=f"1 to {_MOST_INSTANCES}", where="--what-if"
+            )
         changes.append(Change(name, amount))
     if not changes:
         raise _refused(text)
@@ -103,8 +108,8 @@ def changed(
     """The laws after all changes.
 
     Returns:
-        The calibration with what it says of the model changed, the point with its k and payload changed, the laws,
-        and one sentence a change: what it assumes.
+        The calibration with its model and transport changed, the point with its k and payload changed, the laws, and
+        one sentence a change: what it assumes.
 
     Raises:
         UsageError: a payload of no byte, or k beyond what the model takes.
@@ -145,15 +150,18 @@ def changed(
         if payload_bytes < 1:
             raise UsageError("a payload without a byte", observed=payload, where="--what-if payload")
         point = point.model_copy(update={"payload_bytes": payload_bytes})
-    return calibration.model_copy(update={"model": model}), point, laws, tuple(said)
+    seen: dict[str, object] = {"model": model}
+    if "transport" in wanted and wanted["transport"].other is not None:
+        seen["transport"] = wanted["transport"].other.transport
+    return calibration.model_copy(update=seen), point, laws, tuple(said)
 
 
 def _with_instances(laws: Laws, point: CalibrationPoint, instances: int) -> tuple[Laws, str]:
     had = laws.instances
     if instances <= had:
-        return replace(laws, busy_service_s=laws.busy_service_s[:, :instances]), (
-            f"instances: S(j) as measured up to {had}"
-        )
+        known = laws.is_compute_law_measured or instances == 1
+        fewer = replace(laws, busy_service_s=laws.busy_service_s[:, :instances], is_compute_law_measured=known)
+        return fewer, f"instances: S(j) as measured up to {had}"
     longer = np.repeat(laws.busy_service_s[:, -1:], instances - had, axis=1)
     busy_s = np.concatenate([laws.busy_service_s, longer], axis=1)
     return replace(laws, busy_service_s=busy_s, is_compute_law_measured=False), (
@@ -236,7 +244,12 @@ def _with_transport(
     if rows < len(laws.cycle_s):
         transport_s = np.repeat(transport_s, len(laws.cycle_s))
         rates = None if rates is None else np.repeat(rates[:1], len(laws.cycle_s), axis=0)
-    moved = replace(laws, cycle_s=laws.service_s + transport_s, transport_rates_per_s=rates)
+    moved = replace(
+        laws,
+        cycle_s=laws.service_s + transport_s,
+        transport_rates_per_s=rates,
+        transport_cv=theirs.transport_cv,
+    )
     return moved, f"transport: D and the transport law of {other.name} ({other.transport}); S stays"
 
 

@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
+from itertools import pairwise
 
 import numpy as np
 import simpy
@@ -170,21 +172,20 @@ def main() -> int:
     value = {f"{name}_ratio": statistics.median(found) if found else None for name, found in ratios.items()}
     value |= {f"{name}_ratio_single_run": statistics.median(found) for name, found in single.items() if found}
     held = all(found and statistics.median(found) >= BARS[name] for name, found in ratios.items())
-    before_s, before_mib = 0.0, 0.0
-    cycles = options.longest // 100
-    while cycles <= options.longest:
-        # Short runs are at the mercy of what else the machine does: the middle of many.
-        tries = 3 if cycles * 10 > options.longest else 15
-        took_s = statistics.median(
-            cycles / rate_per_s(lambda cycles: run_lanes(line, cycles), cycles) for _ in range(tries)
-        )
-        mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"{cycles:>12,} cycles: {took_s:7.2f} s, peak memory {mib:.0f} MiB")
-        if before_s:
-            value[f"growth_to_{cycles}"] = took_s / before_s
-            held = held and GROWTH[0] <= took_s / before_s <= GROWTH[1] and mib <= before_mib + MEMORY_SLACK_MIB
-        before_s, before_mib = took_s, mib
-        cycles *= 10
+    lengths = [options.longest // 100, options.longest // 10, options.longest]
+    # All lengths in every round, and the best of each: the machine's own pace changes from second to second.
+    took_s = dict.fromkeys(lengths, math.inf)
+    mib = {}
+    for _ in range(options.rounds):
+        for cycles in lengths:
+            took_s[cycles] = min(took_s[cycles], cycles / rate_per_s(lambda cycles: run_lanes(line, cycles), cycles))
+            mib.setdefault(cycles, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    for cycles in lengths:
+        print(f"{cycles:>12,} cycles: {took_s[cycles]:7.3f} s, peak memory {mib[cycles]:.0f} MiB")
+    for fewer, cycles in pairwise(lengths):
+        value[f"growth_to_{cycles}"] = took_s[cycles] / took_s[fewer]
+        held = held and GROWTH[0] <= took_s[cycles] / took_s[fewer] <= GROWTH[1]
+        held = held and mib[cycles] <= mib[fewer] + MEMORY_SLACK_MIB
     spread = {name: [min(found), max(found)] for name, found in ratios.items() if found}
     print(json.dumps({"name": "sim_speed", "value": value, "bar": BARS, "held": held, "spread": spread}))
     return 0 if held else 1

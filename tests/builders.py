@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from b2gmodel.ledger import Ledger
-from b2gmodel.predict import predict
+from b2gmodel.prediction import predict
 from b2gmodel.records import (
     Block,
     Calibration,
     CalibrationPoint,
+    ComputeLaw,
+    ComputePoint,
     Estimate,
     Measurement,
     ModelInfo,
@@ -21,6 +23,8 @@ from b2gmodel.records import (
     Session,
     Software,
     TensorInfo,
+    TransportLaw,
+    TransportPoint,
     digest_of,
 )
 from b2gmodel.store import write_record
@@ -64,6 +68,44 @@ def point(
         transport_share=Estimate(mean=transport_s / cycle_s),
         throughput_per_s=(k or 8) / cycle_s,
         blocks=tuple(Block(session=0, cycle_s=cycle_s * sign, service_s=service_s * sign) for sign in signs),
+    )
+
+
+def transport_law(
+    batches_per_s: Sequence[float],
+    *,
+    held_s: Sequence[float] | float = 0.001,
+    queue_s: float = 0.0,
+    relative_half_width: float | None = None,
+    flights: Sequence[int] | None = None,
+) -> TransportLaw:
+    """The null model's X(n), n = 1, 2, ..., its instance time ``held_s`` at each, and X's 95 % half-width."""
+    numbers = flights or range(1, len(batches_per_s) + 1)
+    held = [held_s] * len(batches_per_s) if isinstance(held_s, float) else held_s
+    points = []
+    for n, rate, service_s in zip(numbers, batches_per_s, held, strict=True):
+        half = None if relative_half_width is None else rate * relative_half_width
+        transport_s = n / rate - service_s - queue_s
+        points.append(
+            TransportPoint(
+                flights=n,
+                batches_per_s=Estimate(mean=rate)
+                if half is None
+                else Estimate(mean=rate, low=rate - half, high=rate + half, level=0.95),
+                cycle_s=n / rate,
+                service_s=service_s,
+                queue_s=queue_s,
+                transport_s=transport_s,
+                rate_per_s=Estimate(mean=n / transport_s),
+            )
+        )
+    return TransportLaw(null_model="m_null", k=8, batch_bytes=8 * PAYLOAD_BYTES, points=tuple(points))
+
+
+def compute_law(*service_s: float) -> ComputeLaw:
+    """S(1), S(2), ... with as many instances busy."""
+    return ComputeLaw(
+        k=8, points=tuple(ComputePoint(flights=j, service_s=each) for j, each in enumerate(service_s, start=1))
     )
 
 

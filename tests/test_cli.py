@@ -107,8 +107,8 @@ class TestPredict:
                 "  2  640.0 [640.0, 640.0]  640.0 [400.0, 640.0]  551.7 [551.7, 551.7]       25 ms",
                 "  3  800.0 [800.0, 800.0]  800.0 [436.4, 800.0]  692.5 [692.5, 692.5]       30 ms",
                 "  4  800.0 [800.0, 800.0]  800.0 [457.1, 800.0]  761.6 [761.6, 761.6]       40 ms",
-                "note: no transport law was measured, so transport is taken for a pure delay and all heights are upper "
-                "bounds: calibrate with --null-model",
+                "note: no transport law was measured, so transport is taken for a pure delay, and heights are upper bounds "
+                "as far as transport goes: calibrate with --null-model",
                 "note: the compute was emulated",
                 f"frozen: {path}",
                 f"next: b2g measure {path}",
@@ -127,7 +127,7 @@ class TestPredict:
         builders.written(here, builders.calibration())
         code, out = said(capsys, "predict", "cal.json", "--json", "--name", "mine", "--analytic")
         answer = json.loads(out)
-        assert (code, sorted(answer)) == (0, ["digest", "file", "prediction"])
+        assert (code, sorted(answer)) == (0, ["digest", "file", "prediction", "signature"])
         assert Path(answer["file"]).name == f"mine-{answer['digest']}.json"
         assert answer["prediction"] == read_record(Path(answer["file"]), Prediction).model_dump(mode="json")
 

@@ -88,14 +88,14 @@ class TestNegativeControls:
     def test_a_truncated_calibration(self, capsys: Out, here: Path) -> None:
         file = builders.written(here, builders.calibration())
         file.write_bytes(file.read_bytes()[:-20])
-        code, seen = complained(capsys, "predict", "cal.json")
+        code, seen = complained(capsys, "predict", "cal.json", "--analytic")
         assert code == 3
         assert seen.startswith("cal.json: the record is damaged or truncated: it is not JSON: saw ")
 
     def test_a_calibration_without_what_is_needed(self, capsys: Out, here: Path) -> None:
         point = builders.point().model_copy(update={"cycle_s": None, "throughput_per_s": None})
         builders.written(here, builders.calibration(point))
-        code, seen = complained(capsys, "predict", "cal.json")
+        code, seen = complained(capsys, "predict", "cal.json", "--analytic")
         assert (code, seen.split(": saw")[0]) == (3, "cal: the calibration does not state what the closed form needs")
 
     def test_a_damaged_ledger(self, capsys: Out, here: Path) -> None:
@@ -229,7 +229,7 @@ class TestEndToEnd:
         assert written["calibration"] == calibration.model_dump(mode="json")
 
         plan = ("--flights", "1,2", "--sessions", "2", "--seconds", "50ms")
-        code, out = said(capsys, "predict", written["file"], *plan)
+        code, out = said(capsys, "predict", written["file"], "--analytic", *plan)
         assert code == 0
         following = out.splitlines()[-1].removeprefix("next: b2g ").split()
         assert following[0] == "measure"

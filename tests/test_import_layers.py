@@ -15,22 +15,27 @@ LAYERS = (
     {"errors", "units"},
     {"records"},
     {"batcher", "stats", "flights", "traces"},
-    {"laws", "legs", "closed_form", "network", "placement", "usl"},
-    {"predict", "judge"},
-    {"sim", "live", "store", "ledger", "report"},
-    {"cli", "__main__"},
+    {"laws", "legs", "closed_form", "network", "bulk", "measured", "usl"},
+    {"predictors", "what_if", "diagnostics", "measured_diagnostics", "evidence", "scores", "placement"},
+    {"prediction", "judge"},
+    {"sim", "live", "store", "signing", "ledger", "ledger_verify", "report"},
+    {"cli", "api", "__main__"},
 )
 ALLOWED_WITHIN = {
     ("units", "errors"),
     ("__main__", "cli"),
+    ("cli", "api"),
     ("network", "closed_form"),
+    ("bulk", "closed_form"),
+    ("bulk", "network"),
     ("laws", "closed_form"),
     ("laws", "network"),
-    ("legs", "laws"),
-    ("placement", "closed_form"),
-    ("placement", "laws"),
-    ("placement", "network"),
+    ("measured_diagnostics", "diagnostics"),
     ("ledger", "store"),
+    ("ledger", "signing"),
+    ("ledger_verify", "ledger"),
+    ("ledger_verify", "signing"),
+    ("ledger_verify", "store"),
     ("live", "store"),
     ("live", "ledger"),
     ("live", "report"),
@@ -38,7 +43,7 @@ ALLOWED_WITHIN = {
     ("report", "ledger"),
     ("sim", "store"),
 }
-CORE = set().union(*LAYERS[1:5])
+CORE = set().union(*LAYERS[1:6])
 # What a core module must not import: clocks, files, sockets, processes, threads, shared randomness.
 IMPURE = {
     "asyncio", "builtins", "concurrent", "ctypes", "datetime", "fcntl", "glob", "http", "io", "logging", "mmap",
@@ -130,8 +135,8 @@ def test_the_core_reads_nothing_but_its_arguments() -> None:
         ("b2gmodel.records", "from b2gmodel import stats"),
         ("b2gmodel.batcher", "import b2gmodel.live.http"),
         ("b2gmodel.stats", "def late():\n    from b2gmodel.judge import judge"),
-        ("b2gmodel.predict", "from b2gmodel.judge import judge"),
-        ("b2gmodel.judge", "from b2gmodel.predict import predict"),
+        ("b2gmodel.prediction", "from b2gmodel.judge import judge"),
+        ("b2gmodel.judge", "from b2gmodel.prediction import predict"),
         ("b2gmodel.judge", "from b2gmodel.store import read_record"),
         ("b2gmodel.sim.kernel", "from b2gmodel.live.gateway import Gateway"),
         ("b2gmodel.live.gateway", "from b2gmodel.sim.kernel import run"),
@@ -163,6 +168,73 @@ def test_a_planted_impurity_is_seen(line: str) -> None:
     assert len(impure("b2gmodel.stats", line)) >= 1
     assert impure("b2gmodel.live.http", line) == []
     assert impure("b2gmodel.stats", "import numpy as np\nrng = np.random.default_rng(1)\n") == []
+
+
+# What a prediction must not have seen, and where predictions start from.
+ANSWERS = {"Measurement", "Session", "Run", "Verdict", "HeightScore"}
+PREDICTING = "b2gmodel.prediction"
+
+
+def named(source: str) -> Iterator[str]:
+    """Every name that ``source`` imports, reads as an attribute, or uses; not what docstrings say."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            yield from (alias.name.split(".")[-1] for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            yield node.value
+
+
+def reached(start: str, sources: dict[str, str]) -> set[str]:
+    """The modules of ours that ``start`` imports, directly or through others; itself included."""
+    found, waiting = set(), [start]
+    while waiting:
+        module = waiting.pop()
+        if module in found or module not in sources:
+            continue
+        found.add(module)
+        waiting += imports(sources[module], module)
+    return found
+
+
+def seen_answers(sources: dict[str, str]) -> list[str]:
+    """Where a module that predictions are made with names a record that comes after them; ``records`` defines them."""
+    return [
+        f"{module} names {name}"
+        for module in sorted(reached(PREDICTING, sources) - {"b2gmodel", "b2gmodel.records"})
+        for name in named(sources[module])
+        if name in ANSWERS
+    ]
+
+
+def test_no_prediction_is_made_with_a_module_that_takes_a_measurement() -> None:
+    sources = dict(modules())
+    using = reached(PREDICTING, sources)
+    assert {"b2gmodel.laws", "b2gmodel.predictors", "b2gmodel.what_if", "b2gmodel.diagnostics"} <= using
+    assert not {"b2gmodel.measured_diagnostics", "b2gmodel.judge", "b2gmodel.usl", "b2gmodel.store"} & using
+    assert seen_answers(sources) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from b2gmodel.records import Measurement",
+        "from b2gmodel.records import Measurement as M",
+        "def late():\n    from b2gmodel.records import Run",
+        "from b2gmodel import records\nseen = records.Measurement",
+        "from b2gmodel import records\nseen = getattr(records, 'Measurement')",
+        "from b2gmodel.measured_diagnostics import of_measurement",
+        "def f(x: 'Measurement') -> None: ...",
+    ],
+)
+@pytest.mark.parametrize("module", ["b2gmodel.prediction", "b2gmodel.laws", "b2gmodel.stats"])
+def test_a_planted_measurement_is_seen(module: str, line: str) -> None:
+    """The controls: the same check, with one line more in a module that predictions are made with."""
+    sources = dict(modules())
+    assert seen_answers(sources | {module: f"{sources[module]}\n{line}\n"}) != []
 
 
 def test_a_module_without_a_place_is_seen() -> None:

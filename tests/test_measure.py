@@ -17,14 +17,15 @@ import pytest
 from fake_bench import MODEL, SCRIPT, endpoint_of, renew, run, target_of
 
 from b2gmodel.errors import B2GError, EvidenceError, ServerError, UsageError
-from b2gmodel.judge import judge, measured_curve
+from b2gmodel.judge import judge
 from b2gmodel.ledger import Ledger
 from b2gmodel.live.calibrate import model_info
 from b2gmodel.live.fake import FakeScript, FakeServer, FakeTensor, Fault, FaultKind
 from b2gmodel.live.infer import InferMessage
 from b2gmodel.live.kserve import ControlPlane, ModelSpec
 from b2gmodel.live.sessions import measure_frozen
-from b2gmodel.predict import predict
+from b2gmodel.measured import measured_curve
+from b2gmodel.prediction import predict
 from b2gmodel.records import Calibration, Measurement, ModelInfo, Plan, Prediction, digest_of
 from b2gmodel.store import read_record, sha256_of_file
 

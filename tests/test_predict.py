@@ -6,7 +6,7 @@ import builders
 import pytest
 
 from b2gmodel.errors import EvidenceError, UsageError
-from b2gmodel.predict import predict
+from b2gmodel.prediction import predict
 from b2gmodel.records import (
     Block,
     Calibration,
@@ -14,6 +14,7 @@ from b2gmodel.records import (
     Estimate,
     Plan,
     Prediction,
+    PredictorResult,
     canonical_bytes,
     digest_of,
 )
@@ -21,6 +22,11 @@ from b2gmodel.records import (
 
 def predicted(of: Calibration, *, k: int | None = None, plan: Plan | None = None, seed: int = 1) -> Prediction:
     return predict(of, k=k, plan=plan or builders.plan(), software=builders.SOFTWARE, seed=seed, draws=500)
+
+
+def closed_form(of: Calibration) -> PredictorResult:
+    """The first predictor's result, which is the closed form's."""
+    return predicted(of).predictors[0]
 
 
 def published(share: float | None = 0.6, rate: float | None = 80.0) -> Calibration:
@@ -36,7 +42,7 @@ def published(share: float | None = 0.6, rate: float | None = 80.0) -> Calibrati
 
 def test_the_curve_by_hand() -> None:
     # S = 10 ms, D = 15 ms, k = 8: C/S = 2.5, X(1) = 8/25 ms = 320, plateau 8/10 ms = 800.
-    (result,) = predicted(builders.calibration()).predictors
+    result = closed_form(builders.calibration())
     assert result.name == "closed-form"
     assert (result.m_star, result.peak_per_s) == pytest.approx((3, 800))
     assert [point.flights for point in result.curve] == list(range(1, 17))
@@ -45,7 +51,7 @@ def test_the_curve_by_hand() -> None:
 
 def test_two_instances_by_hand() -> None:
     of = builders.calibration(model=builders.model_info(instances=2))
-    (result,) = predicted(of).predictors
+    result = closed_form(of)
     assert (result.m_star, result.peak_per_s) == pytest.approx((5, 1600))
 
 
@@ -65,7 +71,7 @@ def test_the_prediction_names_its_calibration() -> None:
 
 def test_the_interval_is_the_calibrations_own() -> None:
     """C varies with s/sqrt(n) = 1.026 %/sqrt(20); S varies with it, so that C/S and M* are certain here."""
-    (result,) = predicted(builders.calibration(builders.point(spread=0.01))).predictors
+    result = closed_form(builders.calibration(builders.point(spread=0.01)))
     single = result.at(1)
     assert single is not None
     assert single.low is not None
@@ -81,7 +87,7 @@ def test_an_uncertain_ratio_spreads_over_m_star() -> None:
     blocks = tuple(
         Block(session=0, cycle_s=0.0301, service_s=0.010 * (1 + 0.02 * (-1) ** number)) for number in range(20)
     )
-    (result,) = predicted(builders.calibration(point.model_copy(update={"blocks": blocks}))).predictors
+    result = closed_form(builders.calibration(point.model_copy(update={"blocks": blocks})))
     assert result.m_star_probabilities is not None
     assert set(result.m_star_probabilities) == {"3", "4"}
     assert sum(result.m_star_probabilities.values()) == pytest.approx(1.0)
@@ -90,14 +96,14 @@ def test_an_uncertain_ratio_spreads_over_m_star() -> None:
 def test_without_blocks_there_are_no_intervals() -> None:
     point = builders.point().model_copy(update={"blocks": None})
     made = predicted(builders.calibration(point))
-    (result,) = made.predictors
+    result = made.predictors[0]
     assert (result.level, result.m_star_probabilities) == (None, None)
     assert {(point.low, point.high) for point in result.curve} == {(None, None)}
     assert "no intervals: the calibration states no uncertainty" in made.notes
 
 
 def test_published_figures_suffice() -> None:
-    (result,) = predicted(published()).predictors
+    result = closed_form(published())
     assert (result.m_star, result.peak_per_s) == pytest.approx((3, 200))
 
 
@@ -166,7 +172,7 @@ class TestUnphysical:
 
 
 def test_a_negative_overhead_needs_one_flight() -> None:
-    (result,) = predicted(builders.calibration(builders.point(transport_s=-0.001))).predictors
+    result = closed_form(builders.calibration(builders.point(transport_s=-0.001)))
     assert (result.m_star, result.peak_per_s) == pytest.approx((1, 8 / 0.009))
 
 
@@ -187,3 +193,52 @@ def test_what_a_reader_must_know_is_noted(changes: dict[str, object], note: str)
     assert note in predicted(builders.calibration(model=builders.model_info(**changes))).notes
     plain = builders.model_info(compute="real")
     assert note not in predicted(builders.calibration(model=plain)).notes
+
+
+class TestPredictors:
+    """What a prediction holds, in order, and of which kind."""
+
+    LAW = builders.transport_law([50, 80, 100, 100], held_s=1e-12, relative_half_width=0.01)
+
+    def with_law(self) -> Calibration:
+        return builders.calibration(builders.point().model_copy(update={"transport_law": self.LAW}))
+
+    def test_without_a_law_all_heights_are_upper_bounds(self) -> None:
+        made = predicted(builders.calibration())
+        assert [(each.name, each.kind) for each in made.predictors] == [
+            ("closed-form", "upper bound"),
+            ("bounds", "bounds"),
+            ("mva", "upper bound"),
+            ("twice-instances", "rival"),
+        ]
+        assert made.best.name == "closed-form"
+        assert made.binding.what == "unknown"
+        assert any(note.startswith("no transport law was measured") for note in made.notes)
+
+    def test_with_one_the_mva_is_an_estimate(self) -> None:
+        made = predicted(self.with_law())
+        assert made.predictor("mva").kind == "estimate"
+        assert made.best.name == "mva"
+        # Transport carries 8 x 100, as much as compute: which is less cannot be told.
+        assert made.binding.what == "neither"
+
+    def test_x_of_one_is_the_measured_one_in_all(self) -> None:
+        for each in predicted(self.with_law()).predictors:
+            assert each.curve[0].throughput_per_s == pytest.approx(320)
+            assert each.curve[0].cycle_s == pytest.approx(0.025)
+
+    def test_a_compute_law_that_is_not_whole_makes_upper_bounds(self) -> None:
+        of = builders.calibration(
+            builders.point().model_copy(update={"transport_law": self.LAW}), model=builders.model_info(instances=2)
+        )
+        made = predicted(of)
+        assert made.predictor("mva").kind == "upper bound"
+        assert any(note.startswith("S with 2 instances busy was not measured") for note in made.notes)
+
+    def test_intervals_hold_their_estimate(self) -> None:
+        for each in predicted(self.with_law()).predictors:
+            for point in each.curve:
+                assert point.low is not None
+                assert point.high is not None
+                assert point.low <= point.throughput_per_s <= point.high
+                assert point.cycle_s == pytest.approx(8 * point.flights / point.throughput_per_s)

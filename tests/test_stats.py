@@ -12,7 +12,7 @@ from b2gmodel.stats import (
     MIN_BATCHES,
     Floats,
     block_means,
-    bootstrap_blocks,
+    bootstrap_means,
     mean_interval,
     student_interval,
     warmup_length,
@@ -108,37 +108,72 @@ class TestWarmup:
         assert warmup_length(np.ones(20)) == 0
 
 
-class TestBootstrap:
-    """The variance of the drawn means is the estimator's, s^2 / n, also for few blocks."""
+def one_session(blocks: Floats, draws: int, rng: np.random.Generator) -> Floats:
+    return bootstrap_means(blocks, np.zeros(len(blocks), dtype=np.int64), draws, rng)
 
-    @pytest.mark.parametrize("n", [3, 5, 20])
-    def test_the_variance_is_the_estimators(self, n: int) -> None:
+
+class TestBootstrap:
+    """Draws of a mean lie as Student's interval does, also for two or three units."""
+
+    @pytest.mark.parametrize("n", [2, 3, 5, 20])
+    def test_its_90_percent_are_students(self, n: int) -> None:
         rng = np.random.default_rng(11)
         blocks = rng.normal(size=(n, 2))
-        drawn = bootstrap_blocks(blocks, lambda means: means, 40_000, rng)
-        assert drawn.var(axis=0) == pytest.approx(blocks.var(axis=0, ddof=1) / n, rel=0.05)
-        assert drawn.mean(axis=0) == pytest.approx(blocks.mean(axis=0), abs=0.02)
+        drawn = one_session(blocks, 40_000, rng)
+        for column in range(2):
+            expected = student_interval(blocks[:, column], 0.90)
+            low, high = np.quantile(drawn[:, column], [0.05, 0.95])
+            assert (low, high) == pytest.approx((expected.low, expected.high), abs=0.03 * expected.half_width)
+            assert drawn[:, column].mean() == pytest.approx(expected.mean, abs=0.03 * expected.half_width)
 
     def test_the_check_fails_for_the_plain_bootstrap(self) -> None:
-        """The control: without the spread, means of 5 blocks vary by a fifth too little."""
+        """The control: 90 % of plain resamples of 5 blocks are narrower than Student's by a third."""
         rng = np.random.default_rng(11)
-        blocks = rng.normal(size=(5, 1))
+        blocks = rng.normal(size=5)
         plain = blocks[rng.integers(0, 5, size=(40_000, 5))].mean(axis=1)
-        assert plain.var() == pytest.approx(0.8 * blocks.var(ddof=1) / 5, rel=0.05)
+        low, high = np.quantile(plain, [0.05, 0.95])
+        assert (high - low) / 2 < 0.75 * student_interval(blocks, 0.90).half_width
 
     def test_columns_are_drawn_together(self) -> None:
         rng = np.random.default_rng(1)
-        first = rng.normal(size=10)
-        blocks = np.stack([first, 3.0 * first], axis=1)
-        ratios = bootstrap_blocks(blocks, lambda means: means[:, 1] / means[:, 0], 500, rng)
-        assert ratios == pytest.approx(np.full(500, 3.0))
+        first = rng.normal(10.0, size=10)
+        drawn = one_session(np.stack([first, 3.0 * first], axis=1), 500, rng)
+        assert drawn[:, 1] / drawn[:, 0] == pytest.approx(np.full(500, 3.0))
+
+    def test_correlation_is_kept(self) -> None:
+        rng = np.random.default_rng(1)
+        blocks = rng.multivariate_normal([0, 0], [[1, 0.8], [0.8, 1]], size=200)
+        expected = np.corrcoef(blocks.T)[0, 1]
+        assert np.corrcoef(one_session(blocks, 40_000, rng).T)[0, 1] == pytest.approx(expected, abs=0.01)
+
+    def test_sessions_are_the_units(self) -> None:
+        """Three sessions of 4 blocks each draw as their three means do, however far blocks lie apart within."""
+        means = np.array([[1.0], [2.0], [4.0]])
+        blocks = (means[:, np.newaxis] + np.array([-9.0, -1.0, 1.0, 9.0])[:, np.newaxis]).reshape(12, 1)
+        sessions = np.repeat([5, 7, 6], 4)
+        drawn = bootstrap_means(blocks, sessions, 1000, np.random.default_rng(3))
+        turned = bootstrap_means(blocks[::-1], sessions[::-1], 1000, np.random.default_rng(3))
+        of_means = one_session(means[[0, 2, 1]], 1000, np.random.default_rng(3))
+        assert drawn == pytest.approx(of_means)
+        assert turned == pytest.approx(drawn)
+
+    def test_sessions_count_alike_however_long_they_are(self) -> None:
+        blocks = np.array([[1.0]] * 30 + [[2.0]] * 2)
+        drawn = bootstrap_means(blocks, np.repeat([0, 1], [30, 2]), 20_000, np.random.default_rng(1))
+        assert np.median(drawn) == pytest.approx(1.5, abs=0.1)
+
+    def test_blocks_alike_have_no_spread(self) -> None:
+        assert (one_session(np.full((5, 2), 3.0), 10, np.random.default_rng(0)) == 3.0).all()
+
+    def test_no_draws(self) -> None:
+        assert one_session(np.ones((3, 2)), 0, np.random.default_rng(0)).shape == (0, 2)
 
     def test_the_same_seed_draws_the_same(self) -> None:
         blocks = np.arange(12.0).reshape(6, 2)
-        once, again = (bootstrap_blocks(blocks, lambda m: m, 5, np.random.default_rng(2)) for _ in range(2))
+        once, again = (one_session(blocks, 5, np.random.default_rng(2)) for _ in range(2))
         assert once.tolist() == again.tolist()
 
     @pytest.mark.parametrize("n", [0, 1])
     def test_one_block_has_no_spread_to_draw_from(self, n: int) -> None:
         with pytest.raises(EvidenceError, match="too few blocks"):
-            bootstrap_blocks(np.ones((n, 2)), lambda means: means, 10, np.random.default_rng(0))
+            one_session(np.ones((n, 2)), 10, np.random.default_rng(0))

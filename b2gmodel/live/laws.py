@@ -108,27 +108,30 @@ def _mean(values: Iterable[float | None]) -> float:
 
 
 def _transport_point(n: int, runs: Sequence[Run], k: int) -> TransportPoint:
-    """By Little's law the cycle of n batches is n / X; what is not the null's queue or instance is transport."""
-    rates = np.array([block / k for run in runs for block in run.blocks_per_s or ()])
-    batches_per_s = student_interval(rates, _LEVEL)
-    cycle_s = n / batches_per_s.mean
+    """By Little's law the cycle of n batches is n / X; what is not the null's queue or instance is transport.
+
+    X is the inverse of the mean time a batch over blocks of equally many batches: with many in flight they come in
+    bunches, and a mean of the blocks' rates would lie too high.
+    """
+    between_s = student_interval(np.array([k / block for run in runs for block in run.blocks_per_s or ()]), _LEVEL)
+    batches_per_s = 1.0 / between_s.mean
+    spread = between_s.half_width / between_s.mean
+    cycle_s = n / batches_per_s
     service_s = _mean(run.service_s for run in runs)
     queue_s = _mean(run.queue_s for run in runs)
     transport_s = cycle_s - service_s - queue_s
-    rate = n / transport_s
-    # The interval's relative width is the throughput's, magnified by the cycle's share that transport is.
-    stretch = cycle_s / transport_s / batches_per_s.mean
+    # The relative width is the throughput's, magnified by the cycle's share that transport is.
+    stretched = spread * cycle_s / transport_s
     return TransportPoint(
         flights=n,
-        batches_per_s=Estimate(mean=batches_per_s.mean, low=batches_per_s.low, high=batches_per_s.high, level=_LEVEL),
+        batches_per_s=_around(batches_per_s, spread),
         cycle_s=cycle_s,
         service_s=service_s,
         queue_s=queue_s,
         transport_s=transport_s,
-        rate_per_s=Estimate(
-            mean=rate,
-            low=rate * (1 - batches_per_s.half_width * stretch),
-            high=rate * (1 + batches_per_s.half_width * stretch),
-            level=_LEVEL,
-        ),
+        rate_per_s=_around(n / transport_s, stretched),
     )
+
+
+def _around(mean: float, spread: float) -> Estimate:
+    return Estimate(mean=mean, low=mean * (1 - spread), high=mean * (1 + spread), level=_LEVEL)
