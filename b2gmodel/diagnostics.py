@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from b2gmodel.laws import service_growth_s
 from b2gmodel.records import Calibration, CalibrationPoint, Diagnostic
 
@@ -45,7 +47,7 @@ def of_calibration(calibration: Calibration, point: CalibrationPoint) -> tuple[D
         times = {each.flights: each.service_s for each in point.compute_law.points}
         growth = times[max(times)] / times[min(times)] - 1
     elif point.transport_law is not None:
-        growth = service_growth_s(point.transport_law) / service_s
+        growth = float(service_growth_s(point.transport_law, np.array([np.inf]))[0]) / service_s
     if growth is not None and abs(growth) > LOAD_CHANGE:
         found.append(under_load(growth))
     return tuple(found)

@@ -1,235 +1,227 @@
-"""(Prediction, Measurement) -> Verdict. No file, no clock; the same records give the same verdict.
+"""(Prediction, Measurement) -> Verdict. No file, no clock; the same records give the same verdict, byte for byte.
 
-Place: is M* among the best M? The regret 1 - X(M*) / max X, with an interval over sessions, against the bound that
-the prediction itself set. A measurement too thin to tell is inconclusive, never held.
-Height: the signed error of X(M) at each M, reported for each predictor; not a claim.
+Each claim of the prediction is held where its whole interval over sessions lies within its bound, refuted where it
+lies beyond, and inconclusive otherwise: never held by default, and wrongly held or wrongly refuted in 5 % of cases at
+most. The verdict is that of its worst claim, and invalid where the evidence fails. Figures are kept to six digits,
+which is more than sessions can tell.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from b2gmodel.errors import EvidenceError
+from b2gmodel.evidence import examine, refuse_foreign
+from b2gmodel.measured import MeasuredPoint, measured_baseline, measured_curve
 from b2gmodel.measured_diagnostics import of_measurement
-from b2gmodel.records import (
-    Check,
-    Estimate,
-    HeightScore,
-    Measurement,
-    Prediction,
-    Verdict,
-    digest_of,
+from b2gmodel.placement import placement_score
+from b2gmodel.records import Check, Claim, Estimate, EvidenceCheck, Measurement, Prediction, Verdict, digest_of
+from b2gmodel.scores import (
+    SessionLogs,
+    confidence_set,
+    height_scores,
+    predictor_scores,
+    regret,
+    regret_limits,
+    smallest_near_peak,
 )
-from b2gmodel.stats import Interval, student_interval
-from b2gmodel.usl import fit_usl
 
-USL: Final = "usl (fitted)"
-"""The Universal Scalability Law, fitted to the very measurement: a description to compare with, and no prediction."""
-
-_USL_POINTS: Final = 4
-_LEVEL: Final = 0.90
-# "Not distinguishable from the peak" is a finding only where a difference of one and a half times the bound would
-# have shown.
-_WIDEST: Final = 3.0
+_RISK: Final = 0.05
+_MOST_SESSIONS: Final = 1000
+_DIGITS: Final = 6
 
 Outcome = Literal["held", "refuted", "inconclusive"]
+Decide = Callable[[int], Outcome]
+"""The outcome, were there so many more sessions with the same means and spreads."""
 
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPoint:
-    """X(M) over sessions, requests a second; the interval is None with one session."""
-
-    flights: int
-    by_session: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.by_session))
-
-    @property
-    def interval(self) -> Interval | None:
-        return student_interval(np.array(self.by_session), _LEVEL) if len(self.by_session) > 1 else None
-
-
-def measured_curve(measurement: Measurement) -> tuple[MeasuredPoint, ...]:
-    """X(M) of C3 and C4, in order of M."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for session in measurement.sessions:
-        for run in session.runs:
-            if run.placement in ("C3", "C4"):
-                found[run.flights].append(run.throughput_per_s)
-    return tuple(MeasuredPoint(flights, tuple(found[flights])) for flights in sorted(found))
-
-
-def measured_baseline(measurement: Measurement) -> float | None:
-    """Mean throughput without batching (C1); None where it was not measured."""
-    found = [run.throughput_per_s for session in measurement.sessions for run in session.runs if run.placement == "C1"]
-    return float(np.mean(found)) if found else None
+_WORST_FIRST: Final[tuple[Outcome, ...]] = ("refuted", "inconclusive", "held")
 
 
 def judge(prediction: Prediction, measurement: Measurement) -> Verdict:
     """Score a measurement against the prediction that it was made for.
 
     Raises:
-        EvidenceError: the measurement is of another prediction, or of something else than was predicted, or has
-            failed requests or lacks M* or the planned M.
+        EvidenceError: the measurement is of another prediction, or of something else than was predicted, or lacks
+            M* or anything to compare it with.
     """
     digest = digest_of(prediction)
-    _check_evidence(prediction, digest, measurement)
+    refuse_foreign(prediction, digest, measurement)
     curve = measured_curve(measurement)
-    predicted = prediction.predictors[0]
-    at_m_star = next((point for point in curve if point.flights == predicted.m_star), None)
-    if at_m_star is None:
-        raise EvidenceError(
-            "the measurement has no run at the predicted M*",
-            observed=", ".join(str(point.flights) for point in curve),
-            allowed=f"must hold {predicted.m_star}",
-            where=measurement.name,
-            hint="measure again with --flights that hold M*",
-        )
-    best = max(curve, key=lambda point: point.mean)
-    others = [point for point in curve if point.flights != predicted.m_star]
+    m_star = prediction.predictor(prediction.claims[0].predictor).m_star
+    at_m_star = _at(curve, m_star, measurement.name)
+    others = [point for point in curve if point is not at_m_star]
     if not others:
         raise EvidenceError("the measurement holds one M alone: there is nothing to compare", where=measurement.name)
-    rival = max(others, key=lambda point: point.mean)
-    regret = _regret(at_m_star, rival)
-    outcome, how = _place(regret, prediction.claims[0].bound, preregistered=measurement.preregistered)
-    check = Check(
-        name="M* is among the best M",
-        outcome=outcome,
-        observed=f"M* = {predicted.m_star}, best M = {best.flights}, {how}",
-        bound=f"regret <= {prediction.claims[0].bound:.1%}",
-    )
-    heights = _heights(prediction, curve)
-    return Verdict(
+    against = SessionLogs.of([point.log_ratios(at_m_star) for point in others])
+    best = max(curve, key=lambda point: point.mean)
+    evidence = examine(prediction, measurement)
+    failed = [check for check in evidence if check.outcome == "failed"]
+    the_set = confidence_set(curve, prediction.seed)
+    checks = () if failed else tuple(
+        _place(claim, against, m_star, curve, the_set, measurement) if claim.quantity == "regret_at_m_star"
+        else _height(claim, prediction, at_m_star, measurement)
+        for claim in prediction.claims
+    )  # fmt: skip
+    heights = height_scores(prediction, curve)
+    verdict = Verdict(
         prediction_digest=digest,
         measurement_digest=digest_of(measurement),
         preregistered=measurement.preregistered,
-        outcome=outcome,
-        m_star=predicted.m_star,
+        outcome="invalid" if failed else min((check.outcome for check in checks), key=_WORST_FIRST.index),
+        sessions=len(measurement.sessions),
+        m_star=m_star,
         best_flights=best.flights,
-        regret=1 - at_m_star.mean / best.mean,
-        regret_against_best_other=regret,
-        checks=(check,),
+        m_95=smallest_near_peak(curve),
+        confidence_set=the_set,
+        regret=regret(against),
+        checks=checks,
+        evidence=evidence,
         heights=heights,
+        scores=() if failed else predictor_scores(prediction, curve, heights),
+        placement=placement_score(measurement),
         diagnostics=of_measurement(prediction, measurement),
         baseline_per_s=measured_baseline(measurement),
-        sentence=_sentence(prediction, outcome, at_m_star, best),
+        sentence=_invalid(failed) if failed else _sentence(prediction, checks, at_m_star, best),
+    )
+    return Verdict.model_validate(_rounded(verdict.model_dump()))
+
+
+def _at(curve: Sequence[MeasuredPoint], m_star: int, name: str) -> MeasuredPoint:
+    found = next((point for point in curve if point.flights == m_star), None)
+    if found is None:
+        raise EvidenceError(
+            "the measurement has no run at the predicted M*",
+            observed=", ".join(str(point.flights) for point in curve),
+            allowed=f"must hold {m_star}",
+            where=name,
+            hint="measure again with --flights that hold M*",
+        )
+    return found
+
+
+def _place(
+    claim: Claim,
+    against: SessionLogs,
+    m_star: int,
+    curve: Sequence[MeasuredPoint],
+    the_set: tuple[int, ...] | None,
+    measurement: Measurement,
+) -> Check:
+    """The regret of M* against the best M of all that were measured."""
+    seen, bound = regret(against), -math.log1p(-claim.bound)
+
+    def decide(extra: int) -> Outcome:
+        low, high = regret_limits(against, extra)
+        return "held" if high <= bound else "refuted" if low > bound else "inconclusive"
+
+    best = max(curve, key=lambda point: point.mean)
+    outcome, more, doubt = _decided(decide, seen, claim.bound, int(np.min(against.counts)), measurement)
+    of_set = "" if the_set is None else f", best M within {{{', '.join(map(str, the_set))}}}"
+    return Check(
+        name="M* is among the best M",
+        predictor=claim.predictor,
+        outcome=outcome,
+        observed=f"M* = {m_star}, best M = {best.flights}{of_set}; regret {_percent(seen)}{doubt}",
+        bound=f"regret <= {claim.bound:.1%}",
+        more_sessions=more,
     )
 
 
-def _check_evidence(prediction: Prediction, digest: str, measurement: Measurement) -> None:
-    if measurement.prediction_digest is not None and measurement.prediction_digest != digest:
+def _height(claim: Claim, prediction: Prediction, at_m_star: MeasuredPoint, measurement: Measurement) -> Check:
+    """Two one-sided tests (Schuirmann 1987) on the sessions' log(predicted / measured) at M*."""
+    promised = prediction.predictor(claim.predictor).at(at_m_star.flights)
+    if promised is None:
         raise EvidenceError(
-            "the measurement was made for another prediction",
-            observed=measurement.prediction_digest,
-            allowed=digest,
-            where=measurement.name,
-            hint="validate it against its own prediction",
+            "the predictor whose height is claimed says nothing at M*", where=f"{prediction.name}, {claim.predictor}"
         )
-    if measurement.preregistered and measurement.prediction_digest is None:
-        raise EvidenceError("a pre-registered measurement must name its prediction", where=measurement.name)
-    for aspect in ("model", "transport", "k", "payload_bytes"):
-        claimed, seen = getattr(prediction, aspect), getattr(measurement, aspect)
-        if claimed != seen:
-            raise EvidenceError(
-                f"the measurement is of something else: its {aspect} differs",
-                observed=str(seen),
-                allowed=str(claimed),
-                where=measurement.name,
-            )
-    failed = sum(run.failed or 0 for session in measurement.sessions for run in session.runs)
-    if failed:
-        raise EvidenceError(
-            "flights failed during the measurement", observed=failed, allowed="0", where=measurement.name
-        )
+    logs = SessionLogs.of([[math.log(promised.throughput_per_s / x) for x in at_m_star.by_session]])
+    error = float(logs.means[0])
+
+    def decide(extra: int) -> Outcome:
+        low, high = float(logs.below(_RISK, extra)[0]), float(logs.above(_RISK, extra)[0])
+        if -claim.bound <= low and high <= claim.bound:
+            return "held"
+        # Noise may err on either side, so that each has half of the risk of refuting what is right.
+        low, high = float(logs.below(_RISK / 2, extra)[0]), float(logs.above(_RISK / 2, extra)[0])
+        return "refuted" if low > claim.bound or high < -claim.bound else "inconclusive"
+
+    sessions = int(logs.counts[0])
+    seen = Estimate(mean=math.expm1(error))
+    if sessions > 1:
+        low, high = float(logs.below(_RISK)[0]), float(logs.above(_RISK)[0])
+        seen = Estimate(mean=seen.mean, low=math.expm1(low), high=math.expm1(high), level=1 - 2 * _RISK)
+    distance = Estimate(mean=abs(error))
+    outcome, more, doubt = _decided(decide, distance, claim.bound, sessions, measurement)
+    return Check(
+        name="X(M*) is as high as predicted",
+        predictor=claim.predictor,
+        outcome=outcome,
+        observed=f"{promised.throughput_per_s:.4g} promised, {at_m_star.mean:.4g} request/s measured: "
+        f"{_percent(seen, '+')}{doubt}",
+        bound=f"{math.expm1(-claim.bound):+.1%} to {math.expm1(claim.bound):+.1%}",
+        more_sessions=more,
+    )
 
 
-def _regret(at_m_star: MeasuredPoint, rival: MeasuredPoint) -> Estimate:
-    """1 - X(M*) / X(rival), signed; each session's own ratio cancels what its runs have in common."""
-    value = 1 - at_m_star.mean / rival.mean
-    sessions = min(len(at_m_star.by_session), len(rival.by_session))
+def _decided(
+    decide: Decide, seen: Estimate, bound: float, sessions: int, measurement: Measurement
+) -> tuple[Outcome, int | None, str]:
+    """The outcome, how many more sessions it needs, and the words for that.
+
+    One session has no interval: what was not pre-registered counts as its source states it, anything else is open.
+    """
     if sessions < 2:
-        return Estimate(mean=value)
-    logs = np.log(np.array(at_m_star.by_session[:sessions]) / np.array(rival.by_session[:sessions]))
-    interval = student_interval(logs, _LEVEL)
-    return Estimate(
-        mean=value, low=1 - float(np.exp(interval.high)), high=1 - float(np.exp(interval.low)), level=_LEVEL
-    )
+        if measurement.preregistered:
+            return "inconclusive", 1, "; one session has no interval: needs at least 1 more"
+        return ("held" if seen.mean <= bound else "refuted"), None, " (the source states no interval)"
+    outcome = decide(0)
+    if outcome != "inconclusive":
+        return outcome, None, ""
+    more = next((n for n in range(1, _MOST_SESSIONS + 1) if decide(n) != "inconclusive"), None)
+    if more is None:
+        return outcome, None, f"; too close to the bound for {_MOST_SESSIONS} more sessions"
+    return outcome, more, f"; needs about {more} more session{'s' if more > 1 else ''}"
 
 
-def _place(regret: Estimate, bound: float, *, preregistered: bool) -> tuple[Outcome, str]:
-    """The outcome of the claim, and what it rests on; ``regret`` is signed, against the best of the other M."""
-    if regret.low is None or regret.high is None:
-        if preregistered:
-            return "inconclusive", "one session has no interval: measure at least 2 sessions"
-        outcome: Outcome = "held" if regret.mean <= bound else "refuted"
-        return outcome, f"X(M*) is {-regret.mean:+.1%} against the best other M (the source states no interval)"
-    interval = f"90 % interval {-regret.high:+.1%} to {-regret.low:+.1%}"
-    how = f"X(M*) is {-regret.mean:+.1%} against the best other M ({interval})"
-    if regret.high <= bound:
-        return "held", how
-    if regret.low > 0 and regret.mean > bound:
-        return "refuted", how
-    if regret.low <= 0 and regret.high - regret.low <= _WIDEST * bound:
-        return "held", f"{how}: not distinguishable from the peak"
-    return "inconclusive", f"{how}: too wide to tell, measure more sessions"
+def _percent(seen: Estimate, sign: str = "") -> str:
+    text = f"{seen.mean:{sign}.1%}"
+    return text if seen.low is None or seen.high is None else f"{text} [{seen.low:{sign}.1%}, {seen.high:{sign}.1%}]"
 
 
-def _heights(prediction: Prediction, curve: Sequence[MeasuredPoint]) -> tuple[HeightScore, ...]:
-    scores = []
-    for predictor in prediction.predictors:
-        if predictor.kind == "bounds":
-            continue
-        for point in curve:
-            predicted = predictor.at(point.flights)
-            if predicted is not None:
-                scores.append(_score(predictor.name, point, predicted.throughput_per_s))
-    return (*scores, *_usl_scores(curve))
-
-
-def _usl_scores(curve: Sequence[MeasuredPoint]) -> list[HeightScore]:
-    """Nothing where the law has too few points, or does not fit: it is a description alone."""
-    if len(curve) < _USL_POINTS:
-        return []
-    try:
-        law = fit_usl([point.flights for point in curve], [point.mean for point in curve])
-    except EvidenceError:
-        return []
-    return [_score(USL, point, law.at(point.flights)) for point in curve]
-
-
-def _score(name: str, point: MeasuredPoint, predicted_per_s: float) -> HeightScore:
-    interval = point.interval
-    return HeightScore(
-        predictor=name,
-        flights=point.flights,
-        predicted_per_s=predicted_per_s,
-        measured_per_s=point.mean,
-        measured_low=interval.low if interval else None,
-        measured_high=interval.high if interval else None,
-        error=predicted_per_s / point.mean - 1,
-    )
-
-
-def _sentence(prediction: Prediction, outcome: Outcome, at_m_star: MeasuredPoint, best: MeasuredPoint) -> str:
-    word = {"held": "held", "refuted": "is refuted", "inconclusive": "is neither held nor refuted"}[outcome]
+def _sentence(prediction: Prediction, checks: Sequence[Check], at_m_star: MeasuredPoint, best: MeasuredPoint) -> str:
+    """Place and height in plain words; a height that no claim is about is told beside what was measured."""
+    word = {"held": "held", "refuted": "is refuted", "inconclusive": "is neither held nor refuted"}
     peak = f"the measured peak, {best.mean:.4g} request/s, is at M = {best.flights}"
-    if best.flights != at_m_star.flights:
+    if best is not at_m_star:
         peak += f", and M* gives {1 - at_m_star.mean / best.mean:.1%} less"
-    place = prediction.predictors[0]
-    promises = [
-        f"{each} promised {promised.throughput_per_s:.4g}, {promised.throughput_per_s / at_m_star.mean:.2f} times"
-        for each in dict.fromkeys((place.name, prediction.best.name))
-        for promised in [prediction.predictor(each).at(place.m_star)]
-        if promised is not None
-    ]
-    return (
-        f"The predicted M* = {place.m_star} {word}: {peak}. At M* {at_m_star.mean:.4g} request/s were measured; "
-        f"{' that; '.join(promises)} that."
-    )
+    place = f"The predicted M* = {at_m_star.flights} {word[checks[0].outcome]}: {peak}."
+    claimed = {check.predictor: check for check, claim in zip(checks, prediction.claims, strict=True)
+               if claim.quantity == "height_error_at_m_star"}  # fmt: skip
+    heights = []
+    for name in claimed or [checks[0].predictor]:
+        promised = prediction.predictor(name).at(at_m_star.flights)
+        assert promised is not None
+        error = promised.throughput_per_s / at_m_star.mean - 1
+        told = f"{name} promised {promised.throughput_per_s:.4g} and {at_m_star.mean:.4g} were measured at M*"
+        told += f", {abs(error):.1%} too {'high' if error > 0 else 'low'}"
+        heights.append(
+            f"{told}: {word[claimed[name].outcome].removeprefix('is ')}" if name in claimed else f"{told}; not a claim"
+        )
+    return f"{place} The height: {'; '.join(heights)}."
+
+
+def _invalid(failed: Sequence[EvidenceCheck]) -> str:
+    reasons = "; ".join(f"{check.name}: {check.observed}, allowed: {check.bound}" for check in failed)
+    return f"The evidence fails, and nothing is judged. {reasons}."
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return tuple(_rounded(each) for each in value) if isinstance(value, tuple | list) else value

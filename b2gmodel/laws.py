@@ -11,7 +11,7 @@ isotonic regression; Draper and Smith (1998), Applied Regression Analysis, ch. 2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +21,7 @@ from scipy.special import fdtrc
 
 from b2gmodel.closed_form import cycle_to_service_from_share
 from b2gmodel.errors import EvidenceError, UsageError
-from b2gmodel.records import Calibration, CalibrationPoint, ComputeLaw, TransportLaw
+from b2gmodel.records import Calibration, CalibrationPoint, ComputeLaw, TransportLaw, TransportPoint
 from b2gmodel.stats import bootstrap_means
 
 Floats = NDArray[np.float64]
@@ -240,40 +240,70 @@ def laws_of(calibration: Calibration, point: CalibrationPoint, draws: int, rng: 
         )
     cycle_s, service_s = times.T
     transport_s = np.maximum(cycle_s - service_s, LEAST_TRANSPORT_SHARE * cycle_s)
-    law = point.transport_law
+    law, rates = point.transport_law, None
+    busy_s = busy_service_s(service_s, instances, point.compute_law)
+    if law is not None:
+        rates = transport_rates_per_s(law, transport_s, rng)
+        limit = (np.arange(1, instances + 1) / busy_s).max(axis=1)
+        busy_s = busy_s + service_growth_s(law, occupancy(rates, limit))[:, np.newaxis]
     return Laws(
         batch=point.k,
         cycle_s=cycle_s,
         service_s=service_s,
-        busy_service_s=busy_service_s(service_s, instances, point.compute_law, law),
-        transport_rates_per_s=None if law is None else transport_rates_per_s(law, transport_s, rng),
+        busy_service_s=busy_s,
+        transport_rates_per_s=rates,
         transport_cv=None if point.transport_s is None else point.transport_s.cv,
         service_cv=point.service_s.cv,
         is_compute_law_measured=instances == 1 or _covers(point.compute_law, instances),
     )
 
 
-def busy_service_s(
-    service_s: Floats, instances: int, compute: ComputeLaw | None, transport: TransportLaw | None
-) -> Floats:
-    """S(j) for j = 1..g busy instances, shape ``[rows, g]``: the compute law's shape over the calibration's own S.
-
-    Without a compute law S grows by what the null model's instance time grows by under load: copying in and out
-    competes for memory and processors, whoever computes. With neither it does not grow.
-    """
-    if instances > 1 and compute is not None and _covers(compute, instances):
+def busy_service_s(service_s: Floats, instances: int, compute: ComputeLaw | None) -> Floats:
+    """S(j) for j = 1..g busy instances, shape ``[rows, g]``: the compute law's shape over the calibration's own S."""
+    shape = np.ones(instances)
+    if compute is not None and _covers(compute, instances):
         measured = {point.flights: point.service_s for point in compute.points}
         shape = np.array([measured[j] for j in range(1, instances + 1)]) / measured[1]
-        return np.asarray(service_s[:, np.newaxis] * shape)
-    growth_s = 0.0 if transport is None else service_growth_s(transport)
-    return np.repeat((service_s + growth_s)[:, np.newaxis], instances, axis=1)
+    return np.asarray(service_s[:, np.newaxis] * shape)
 
 
-def service_growth_s(law: TransportLaw) -> float:
-    """How much longer the null model holds its instance with several batches in flight than with one; at least 0."""
-    alone = [point.service_s for point in law.points if point.flights == 1]
-    loaded = [point.service_s for point in law.points if point.flights > 1]
-    return max(0.0, float(np.mean(loaded)) - alone[0]) if alone and loaded else 0.0
+def occupancy(rates_per_s: Floats, limit_per_s: Floats) -> Floats:
+    """Batches in transport at which it passes ``limit_per_s``, at most the last of the law; shape ``[rows]``.
+
+    Below mu(1) it is less than one on average: by Little's law the rate times D.
+    """
+    flights = np.arange(1, rates_per_s.shape[1] + 1)
+    rising = np.maximum.accumulate(rates_per_s, axis=1)
+    beyond = [np.interp(limit, row, flights) for limit, row in zip(limit_per_s, rising, strict=True)]
+    return np.where(limit_per_s < rising[:, 0], limit_per_s / rising[:, 0], beyond)
+
+
+def service_growth_s(law: TransportLaw, inside: Floats) -> Floats:
+    """How much longer the model holds its instance with ``inside`` batches in transport than with none, at least 0.
+
+    From the model's own S with null batches in flight beside it, on straight lines between what was measured (the
+    share of the null's cycle that is transport says how many were in transport) and level beyond. Where that was not
+    measured, by as much as the null's own instance time grows with several batches in flight.
+
+    Args:
+        inside: mean number of batches in transport, shape ``[rows]``.
+    """
+    null = {point.flights: point for point in law.points}
+    alone = null.get(1)
+    if len(law.loaded) > 1:
+        beside = sorted(law.loaded, key=lambda point: point.null_flights)
+        times_s = np.array([point.service_s for point in beside])
+        at = np.array([_inside(null, point.null_flights) for point in beside])
+        return np.interp(inside, at, np.maximum.accumulate(times_s - times_s[0]))
+    loaded = [point.service_s for flights, point in null.items() if flights > 1]
+    growth_s = max(0.0, float(np.mean(loaded)) - alone.service_s) if alone is not None and loaded else 0.0
+    return np.full(len(inside), growth_s)
+
+
+def _inside(null: Mapping[int, TransportPoint], flights: int) -> float:
+    """How many of the null's batches in flight were in transport, on average: all that were not at its instance."""
+    point = null.get(flights)
+    return float(flights) if point is None else flights * point.transport_s / point.cycle_s
 
 
 def transport_rates_per_s(law: TransportLaw, transport_s: Floats, rng: np.random.Generator) -> Floats:

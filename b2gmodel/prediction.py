@@ -76,7 +76,7 @@ def predict(
         software: what predicts; a prediction that is to be frozen states it.
         flights: the M of the curves.
         seed, draws: of the bootstrap over the calibration's blocks.
-        simulator: gives the ``simulation`` predictor (``b2gmodel.sim.predictor.Simulation``); None leaves it out.
+        simulator: gives the ``simulation`` predictor (``b2gmodel.sim.simulation.Simulation``); None leaves it out.
         what_if: changes to the system; the prediction is then an extrapolation, and says what it assumes.
 
     Returns:
@@ -107,7 +107,7 @@ def predict(
         software=software,
         server=calibration.server,
         model=calibration_seen.model,
-        transport=calibration.transport,
+        transport=calibration_seen.transport,
         k=point.k,
         payload_bytes=point.payload_bytes,
         seed=seed,
@@ -237,8 +237,8 @@ def _notes(calibration: Calibration, laws: Laws, curves: Sequence[Curves]) -> tu
     notes = []
     if laws.transport_rates_per_s is None:
         notes.append(
-            "no transport law was measured, so transport is taken for a pure delay, and heights are upper bounds as far "
-            "as transport goes: calibrate with --null-model"
+            "no transport law was measured, so transport is taken for a pure delay, and heights are upper bounds as "
+            "far as transport goes: calibrate with --null-model"
         )
     else:
         notes.append(

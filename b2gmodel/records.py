@@ -192,13 +192,25 @@ class TransportPoint(Record):
     rate_per_s: Estimate
 
 
+class LoadedPoint(Record):
+    """The model's own S in single-flight while the null model has ``null_flights`` batches in flight beside it."""
+
+    null_flights: Count
+    cycles: Count
+    service_s: Positive
+
+
 class TransportLaw(Record):
-    """The transport alone, measured against a model that computes nothing: rate against batches in flight."""
+    """The transport alone, measured against a model that computes nothing: rate against batches in flight.
+
+    ``loaded``: what a busy transport does to the model's own service time, from no null batch on.
+    """
 
     null_model: Text
     k: Annotated[int, Field(ge=1)]
     batch_bytes: Count
     points: tuple[TransportPoint, ...]
+    loaded: tuple[LoadedPoint, ...] = ()
 
 
 class ComputePoint(Record):
@@ -299,6 +311,7 @@ class CurvePoint(Record):
     cycle_s: Positive | None = None
     cycle_low_s: Positive | None = None
     cycle_high_s: Positive | None = None
+    quantiles: tuple[Positive, ...] | None = None
 
 
 class PredictorResult(Record):
@@ -307,7 +320,7 @@ class PredictorResult(Record):
     ``kind``: an estimate of X(M); an upper bound on it; bounds, where ``low`` and ``high`` hold any arrangement; or a
     rival, a rule that users would apply instead. ``m_star`` is the knee, and ``m_star_probabilities`` maps it to its
     share of the draws; ``m_95`` the smallest M of the curve with 95 % of its peak; ``m_recommended`` the smallest whose
-    expected loss against the peak is below 2 %.
+    expected loss against the peak is below 2 %. Each point's ``quantiles`` are those of X(M) at ``quantile_levels``.
     """
 
     name: Text
@@ -318,6 +331,7 @@ class PredictorResult(Record):
     m_recommended: Annotated[int, Field(ge=1)]
     peak_per_s: Positive
     level: Level | None
+    quantile_levels: tuple[Level, ...] | None = None
     curve: tuple[CurvePoint, ...]
 
     def at(self, flights: int) -> CurvePoint | None:
@@ -357,11 +371,24 @@ class Plan(Record):
 
 
 class Claim(Record):
-    """A statement that a measurement can refute: ``quantity comparator bound``."""
+    """A statement that a measurement can refute: ``quantity comparator bound``, of one predictor.
 
-    quantity: Literal["regret_at_m_star"]
+    ``regret_at_m_star``: 1 - X(M*) / max X. ``height_error_at_m_star``: abs(log(predicted / measured)) at M*.
+    """
+
+    quantity: Literal["regret_at_m_star", "height_error_at_m_star"]
+    predictor: Text
     comparator: Literal["<="]
     bound: Finite
+
+
+class Limits(Record):
+    """What a measurement may lack before it is no evidence, fixed before it; shares of the run's own counts."""
+
+    failed_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    full_batches_share: Annotated[float, Field(ge=0, le=1)] = 0.95
+    count_difference_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    drift_share: Annotated[float, Field(gt=0, le=1)] = 0.10
 
 
 class Prediction(Record):
@@ -372,6 +399,7 @@ class Prediction(Record):
     name: Name
     calibration_name: Name
     calibration_digest: Digest
+    calibration_session_ids: tuple[Text, ...] = ()
     software: Software | None
     server: ServerInfo | None
     model: ModelInfo
@@ -386,6 +414,7 @@ class Prediction(Record):
     binding: Binding
     diagnostics: tuple[Diagnostic, ...] = ()
     claims: Annotated[tuple[Claim, ...], Field(min_length=1)]
+    limits: Limits = Limits()
     plan: Plan
     notes: tuple[str, ...] = ()
 
@@ -425,7 +454,10 @@ class Prediction(Record):
 
 
 class Run(Record):
-    """One placement with one number of flights in one session. A publication states little more than X."""
+    """One placement with one number of flights in one session. A publication states little more than X.
+
+    ``batches`` counts those of the measured window; ``delivered_batches`` and ``server_executions`` all of the run.
+    """
 
     placement: Literal["C1", "C2", "C3", "C4"]
     flights: Annotated[int, Field(ge=1)]
@@ -434,6 +466,7 @@ class Run(Record):
     order: Count | None = None
     duration_s: Positive | None = None
     batches: Count | None = None
+    delivered_batches: Count | None = None
     requests: Count | None = None
     failed: Count | None = None
     cycle_s: Estimate | None = None
@@ -501,16 +534,33 @@ class Measurement(Record):
 
 
 class Check(Record):
-    """One line of a verdict: what was claimed, what was seen."""
+    """One claim's line of a verdict: what was claimed of which predictor, and what was seen.
+
+    ``more_sessions``: how many would decide what is inconclusive, were their spread the same; None where none would.
+    """
 
     name: Text
+    predictor: Text
     outcome: Literal["held", "refuted", "inconclusive"]
+    observed: Text
+    bound: Text
+    more_sessions: Count | None = None
+
+
+class EvidenceCheck(Record):
+    """Whether the measurement can carry a verdict, in one respect; what a publication does not state is not checked."""
+
+    name: Text
+    outcome: Literal["passed", "failed", "not checked"]
     observed: Text
     bound: Text
 
 
 class HeightScore(Record):
-    """Predicted against measured throughput with ``flights`` in flight; the error is signed, predicted/measured - 1."""
+    """Predicted against measured throughput with ``flights`` in flight; the error is signed, predicted/measured - 1.
+
+    ``crps_per_s`` is in requests a second: that of the predicted quantiles, or the distance where there are none.
+    """
 
     predictor: Text
     flights: Annotated[int, Field(ge=1)]
@@ -519,23 +569,66 @@ class HeightScore(Record):
     measured_low: Finite | None
     measured_high: Finite | None
     error: Finite
+    crps_per_s: Finite | None = None
+
+
+class PredictorScore(Record):
+    """One predictor over the ``points`` measured M above 1, which calibration did not see.
+
+    Interval score, CRPS and energy score are relative to the measured X(M), so that each M weighs alike. A skill is
+    1 - CRPS / the rival's CRPS; ``regret`` is that of the predictor's own M*. None where it has no such figure.
+    """
+
+    predictor: Text
+    kind: Literal["estimate", "upper bound", "bounds", "rival", "fitted"]
+    points: Count
+    regret: Finite | None = None
+    mape: Finite | None = None
+    covered: Count | None = None
+    coverage: Estimate | None = None
+    interval_score: Finite | None = None
+    crps: Finite | None = None
+    energy_score: Finite | None = None
+    skill_twice_instances: Finite | None = None
+    skill_constant: Finite | None = None
+
+
+class PlacementScore(Record):
+    """Batching in a single-flight proxy against the server's own, with as many concurrent clients each.
+
+    ``ratio`` is R = (X_C3 - X_C1) / (X_C2 - X_C1), None where ``undefined`` says why; ``gain`` is X_C3 / X_C1 - 1.
+    """
+
+    concurrency: Annotated[int, Field(ge=1)]
+    ratio: Estimate | None
+    undefined: Text | None
+    gain: Estimate
 
 
 class Verdict(Record):
-    """The judge's word on one prediction and one measurement."""
+    """The judge's word on one prediction and one measurement: that of its worst claim.
+
+    ``best_flights`` and ``m_95`` are where the measured means have their peak and reach 95 % of it first;
+    ``confidence_set`` holds the M that cannot be told from the best, None where the sessions are too few for it.
+    """
 
     record: Literal["b2g.verdict"] = "b2g.verdict"
     version: Literal[1] = 1
     prediction_digest: Digest
     measurement_digest: Digest
     preregistered: bool
-    outcome: Literal["held", "refuted", "inconclusive"]
+    outcome: Literal["held", "refuted", "inconclusive", "invalid"]
+    sessions: Count
     m_star: Annotated[int, Field(ge=1)]
     best_flights: Annotated[int, Field(ge=1)]
-    regret: Finite
-    regret_against_best_other: Estimate
+    m_95: Annotated[int, Field(ge=1)]
+    confidence_set: Flights | None
+    regret: Estimate
     checks: tuple[Check, ...]
+    evidence: tuple[EvidenceCheck, ...]
     heights: tuple[HeightScore, ...]
+    scores: tuple[PredictorScore, ...]
+    placement: PlacementScore | None
     diagnostics: tuple[Diagnostic, ...] = ()
     baseline_per_s: Finite | None
     sentence: Text

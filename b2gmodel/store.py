@@ -64,7 +64,7 @@ def write_atomically(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
         os.chmod(beside, 0o644)
         # A hard link refuses to replace what is there, which a rename would.
         os.link(beside, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except FileExistsError:
         raise
     except OSError as error:
@@ -82,7 +82,8 @@ def _unwritable(path: Path, error: OSError) -> UsageError:
     )
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make names that were added to a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

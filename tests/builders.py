@@ -11,6 +11,7 @@ from b2gmodel.records import (
     Block,
     Calibration,
     CalibrationPoint,
+    Clock,
     ComputeLaw,
     ComputePoint,
     Estimate,
@@ -135,9 +136,13 @@ def prediction(of: Calibration | None = None, *, flights: Sequence[int] = (1, 2,
     return predict(of or calibration(), k=None, plan=plan(flights), software=SOFTWARE)
 
 
-def run(placement: str, flights: int, throughput_per_s: float, failed: int = 0) -> Run:
+def run(placement: str, flights: int, throughput_per_s: float, failed: int = 0, k: int | None = 8) -> Run:
+    """A run of 100 batches in five blocks of the same rate, 12 more before and after them."""
+    size = 1 if placement == "C1" or k is None else k
     facts: dict[str, object] = dict.fromkeys(Run.model_fields)
     facts |= {"placement": placement, "flights": flights, "throughput_per_s": throughput_per_s, "failed": failed}
+    facts |= {"batches": 100, "full_batches": 100, "delivered_batches": 112, "server_executions": 112}
+    facts |= {"requests": 100 * size, "concurrency": size * flights, "blocks_per_s": (throughput_per_s,) * 5}
     return Run.model_validate(facts)
 
 
@@ -149,7 +154,7 @@ def measurement(
     name: str = "measured",
     **changes: object,
 ) -> Measurement:
-    """A measurement of ``of``: ``curve`` gives X(M) for each M, a value a session."""
+    """A measurement of ``of`` whose evidence is whole: ``curve`` gives X(M) for each M, a value a session."""
     sessions = []
     for number in range(max(map(len, curve.values()))):
         runs = [
@@ -161,9 +166,9 @@ def measurement(
             runs.append(run("C1", 8, baseline))
         sessions.append(
             Session(
-                session_id=f"s{number}",
-                boot_id=None,
-                begin_boottime_ns=None,
+                session_id=f"measured-{number}",
+                boot_id="boot",
+                begin_boottime_ns=str(1000 + number),
                 server_restarted=False,
                 warmup_batches=None,
                 runs=tuple(runs),
@@ -176,6 +181,7 @@ def measurement(
         "prediction_digest": digest_of(of),
         "preregistered": True,
         "source": "test",
+        "clock": Clock(domain="CLOCK_MONOTONIC", boot_id="boot"),
         "server": of.server,
         "model": of.model,
         "transport": of.transport,

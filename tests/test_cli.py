@@ -107,8 +107,8 @@ class TestPredict:
                 "  2  640.0 [640.0, 640.0]  640.0 [400.0, 640.0]  551.7 [551.7, 551.7]       25 ms",
                 "  3  800.0 [800.0, 800.0]  800.0 [436.4, 800.0]  692.5 [692.5, 692.5]       30 ms",
                 "  4  800.0 [800.0, 800.0]  800.0 [457.1, 800.0]  761.6 [761.6, 761.6]       40 ms",
-                "note: no transport law was measured, so transport is taken for a pure delay, and heights are upper bounds "
-                "as far as transport goes: calibrate with --null-model",
+                "note: no transport law was measured, so transport is taken for a pure delay, and heights are upper "
+                "bounds as far as transport goes: calibrate with --null-model",
                 "note: the compute was emulated",
                 f"frozen: {path}",
                 f"next: b2g measure {path}",
@@ -231,16 +231,34 @@ class TestValidate:
         code, lines = validated(capsys, here, MEASURED)
         assert code == 0
         assert lines == [
-            "held: The predicted M* = 3 held: the measured peak, 695 request/s, is at M = 3. At M* 695 request/s were "
-            "measured; closed-form promised 800, 1.15 times that.",
-            "  held          M* is among the best M: M* = 3, best M = 3, X(M*) is +1.5% against the best other M "
-            "(90 % interval +1.4% to +1.5%); bound: regret <= 5.0%",
+            "held: The predicted M* = 3 held: the measured peak, 695 request/s, is at M = 3. The height: closed-form "
+            "promised 800 and 695 were measured at M*, 15.1% too high; not a claim.",
+            "  held          M* is among the best M (closed-form): M* = 3, best M = 3; regret 0.0% [0.0%, 0.0%]; "
+            "bound: regret <= 5.0%",
+            "  passed        digests chain: it names this prediction; bound: the digest of what was frozen",
+            "  passed        one clock: CLOCK_MONOTONIC, one boot, 2 session(s) in order; bound: one boot, sessions "
+            "one after the other",
+            "  passed        no requests lost: none failed; bound: at most 0.0% of a run's batches",
+            "  passed        batches are full: all hold k; bound: at least 95% hold k",
+            "  passed        the server's counts agree: none off; bound: executions within 1.0% of ours in each run",
+            "  passed        sessions are new: 2 session(s), 1 in the calibration; bound: none of the calibration's, "
+            "none twice",
+            "  passed        steady state: no drift shown; the largest is +0.0%; bound: drift of X within ±10% of a "
+            "run",
             "  M  measured/s  low 90 %  high 90 %     closed-form             mva  twice-instances   usl (fitted)",
             "  1       321.0     314.7      327.3   320.0 (-0.3%)   320.0 (-0.3%)    320.0 (-0.3%)  332.9 (+3.7%)",
             "  2       602.0     589.4      614.6   640.0 (+6.3%)   551.7 (-8.4%)    640.0 (+6.3%)  578.5 (-3.9%)",
             "  3       695.0     663.4      726.6  800.0 (+15.1%)   692.5 (-0.4%)    640.0 (-7.9%)  687.3 (-1.1%)",
             "  4       685.0     653.4      716.6  800.0 (+16.8%)  761.6 (+11.2%)    640.0 (-6.6%)  698.6 (+2.0%)",
-            "note: usl was fitted to this very measurement: it saw the answer, and predicts nothing",
+            "  predictor         MAPE  90 % interval covers   CRPS  skill on twice-instances  on best constant",
+            "  closed-form      12.7%         0/3 [0%, 63%]  12.6%                     -0.85             -1.48",
+            "  bounds               -       3/3 [37%, 100%]      -                         -                 -",
+            "  mva               6.6%         1/3 [2%, 86%]   6.5%                     +0.04             -0.28",
+            "  twice-instances   6.9%         0/3 [0%, 63%]   6.8%                     +0.00             -0.34",
+            "  usl (fitted)      2.3%                     -      -                         -                 -",
+            "  best constant     5.1%                     -   5.1%                     +0.26             +0.00",
+            "note: scores are over M > 1, in shares of the measured X(M); skill is in CRPS",
+            "note: best constant and usl (fitted) saw the answer: fitted to this very measurement",
             "without batching (C1): 250.0 request/s",
             "next: set M = 3 in your proxy",
         ]
@@ -251,13 +269,13 @@ class TestValidate:
         assert lines[0].startswith(
             "refuted: The predicted M* = 3 is refuted: the measured peak, 700.5 request/s, is at M = 4"
         )
-        assert lines[-1] == "next: set M = 4, where the measured peak is, and look for what the closed form leaves out"
+        assert lines[-1] == "next: set M = 4, where the measured peak is, and look for what closed-form leaves out"
 
     def test_inconclusive(self, capsys: Out, here: Path) -> None:
         code, lines = validated(capsys, here, {1: [320.0], 3: [700.0]})
         assert code == 3
         assert lines[0].startswith("inconclusive: The predicted M* = 3 is neither held nor refuted")
-        assert lines[-1] == "next: measure more sessions: b2g predict --sessions N, then b2g measure"
+        assert lines[-1] == "next: measure more sessions: b2g predict --sessions 2, then b2g measure"
 
     def test_json_and_the_verdicts_file(self, capsys: Out, here: Path) -> None:
         path = builders.frozen(here / "predictions")
@@ -265,8 +283,7 @@ class TestValidate:
         code, out = said(capsys, "validate", str(path), "measured.json", "--json")
         answer = json.loads(out)
         assert (code, sorted(answer)) == (0, ["file", "verdict"])
-        assert Path(answer["file"]).parent.resolve() == Path("predictions").resolve()
-        assert read_record(Path(answer["file"]), Verdict).model_dump(mode="json") == answer["verdict"]
+        assert read_record(Path("predictions") / answer["file"], Verdict).model_dump(mode="json") == answer["verdict"]
         assert [entry.event for entry in Ledger(Path("predictions")).entries()] == ["freeze", "outcome"]
 
     def test_twice_is_once(self, capsys: Out, here: Path) -> None:
@@ -317,7 +334,7 @@ class TestEntry:
             (["calibrat"], "No such command 'calibrat'."),
             (["mstar"], "Missing option '--service'."),
             (["predict"], "Missing argument '"),
-            (["validate"], "Missing argument '"),
+            (["validate"], "PREDICTION: which prediction?; name one, or ask for --all"),
             (["validate", "nothing"], "PREDICTION: no such prediction: saw 'nothing'; allowed: a file, or at least 8"),
             (["measure", "00000000"], "PREDICTION: no such prediction: saw '00000000'"),
             (["measure", "x" * 300], "PREDICTION: no such prediction"),

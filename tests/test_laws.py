@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +12,8 @@ import pytest
 from fake_bench import MODEL, endpoint_of, run
 
 from b2gmodel.cli import run as b2g
-from b2gmodel.errors import UsageError
+from b2gmodel.errors import ServerError, UsageError
+from b2gmodel.live.bench import Bench, Setting
 from b2gmodel.live.calibrate import Wanted, calibrate
 from b2gmodel.live.fake import Delays, FakeScript, FakeServer
 from b2gmodel.live.server import EmbeddedServer
@@ -49,6 +51,15 @@ def test_the_nulls_own_instance_time_is_taken_out(server: FakeServer) -> None:
         assert point.cycle_s == pytest.approx(point.transport_s + point.service_s + point.queue_s)
         assert point.rate_per_s.mean == pytest.approx(point.flights / point.transport_s)
     assert law.points[3].batches_per_s.mean > law.points[0].batches_per_s.mean
+
+
+def test_s_is_seen_beside_null_batches_too(server: FakeServer) -> None:
+    """The fake's instances do not slow each other down: S stays what it is, and only null batches are beside it."""
+    law = calibrated(server, "m", "m_null").points[0].transport_law
+    assert law is not None
+    assert [(point.null_flights, point.cycles) for point in law.loaded] == [(0, 30), (1, 30), (2, 30)]
+    alone, *beside = (point.service_s for point in law.loaded)
+    assert all(0.5 * alone < service_s < 5 * alone for service_s in beside)
 
 
 def test_without_a_null_model_heights_are_said_to_be_upper_bounds(server: FakeServer) -> None:
@@ -96,3 +107,20 @@ def test_legs_and_trace_on_the_real_server(
     assert legs["unsplit_s"] is None
     assert legs["residual_share"] <= 0.005
     assert abs(legs["trace_difference"]) <= 0.03
+
+
+def test_a_null_model_that_fails_beside_the_model_ends_the_calibration() -> None:
+    """Its error is the calibration's, not a group of errors that nobody catches."""
+    bench = object.__new__(Bench)
+
+    async def fails(*_: object) -> None:
+        raise ServerError("the null model is gone")
+
+    async def beside() -> None:
+        async with bench.kept_busy(Setting("C3", 1, 1), "x"):
+            await asyncio.sleep(10)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bench, "_drive", fails)
+        with pytest.raises(ServerError, match="the null model is gone"):
+            asyncio.run(beside())

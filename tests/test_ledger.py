@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
+from itertools import permutations
 from pathlib import Path
 
 import builders
@@ -14,7 +10,7 @@ import pytest
 
 from b2gmodel.errors import EvidenceError, UsageError
 from b2gmodel.judge import judge
-from b2gmodel.ledger import GENESIS, Ledger
+from b2gmodel.ledger import GENESIS, Ledger, count_states, head_of
 from b2gmodel.records import Prediction, canonical_bytes, digest_of
 from b2gmodel.store import write_record
 
@@ -30,6 +26,10 @@ def other_prediction(number: int = 2) -> Prediction:
 
 def freeze_two(ledger: Ledger) -> list[Path]:
     return [ledger.freeze(builders.prediction()), ledger.freeze(other_prediction())]
+
+
+def with_another_byte(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 1 << position % 8]) + content[position + 1 :]
 
 
 def test_a_frozen_prediction_is_named_by_its_digest(ledger: Ledger) -> None:
@@ -134,6 +134,50 @@ class TestTampering:
         with pytest.raises(EvidenceError, match="line 1: the ledger is damaged"):
             ledger.entries()
 
+    def test_changed_bytes_of_a_frozen_prediction(self, ledger: Ledger) -> None:
+        """One in 37; ``benchmarks/ledger_tamper.py`` tries all."""
+        path = ledger.freeze(builders.prediction())
+        content = path.read_bytes()
+        for position in range(0, len(content), 37):
+            path.write_bytes(with_another_byte(content, position))
+            with pytest.raises(EvidenceError):
+                ledger.load_frozen(path)
+
+    @pytest.mark.parametrize("file", ["path", "head_path"])
+    def test_every_byte_of_the_ledger_and_its_head(self, ledger: Ledger, file: str) -> None:
+        freeze_two(ledger)
+        path: Path = getattr(ledger, file)
+        content = path.read_bytes()
+        for position in range(len(content)):
+            path.write_bytes(with_another_byte(content, position))
+            with pytest.raises(EvidenceError):
+                ledger.entries()
+
+    def test_every_line_deleted_repeated_or_swapped(self, ledger: Ledger) -> None:
+        for number in range(4):
+            ledger.freeze(other_prediction(number))
+        lines = ledger.path.read_bytes().splitlines(keepends=True)
+        numbers = range(len(lines))
+        deleted = [[*lines[:each], *lines[each + 1 :]] for each in numbers]
+        repeated = [[*lines[:at], line, *lines[at:]] for line in lines for at in range(len(lines) + 1)]
+        moved = [list(order) for order in permutations(lines) if list(order) != lines]
+        for wrong in (*deleted, *repeated, *moved):
+            ledger.path.write_bytes(b"".join(wrong))
+            with pytest.raises(EvidenceError):
+                ledger.entries()
+        ledger.path.write_bytes(b"".join(lines))
+        assert len(ledger.entries()) == len(lines)
+
+    @pytest.mark.parametrize("lines", [1, 2])
+    @pytest.mark.parametrize("file", ["path", "head_path"])
+    def test_ledger_or_head_is_gone(self, ledger: Ledger, file: str, lines: int) -> None:
+        for number in range(lines):
+            ledger.freeze(other_prediction(number))
+        getattr(ledger, file).unlink()
+        for act in (ledger.entries, lambda: ledger.freeze(builders.prediction())):
+            with pytest.raises(EvidenceError, match="does not end where its head says"):
+                act()
+
     def test_a_broken_chain_takes_no_further_line(self, ledger: Ledger) -> None:
         freeze_two(ledger)
         broken = b"".join(ledger.path.read_bytes().splitlines(keepends=True)[1:])
@@ -141,6 +185,109 @@ class TestTampering:
         with pytest.raises(EvidenceError):
             ledger.freeze(other_prediction(3))
         assert ledger.path.read_bytes() == broken
+
+
+class TestHead:
+    def test_it_holds_the_number_of_lines_and_the_last_ones_digest(self, ledger: Ledger) -> None:
+        freeze_two(ledger)
+        assert ledger.head_path.read_text() == f"2 {ledger.entries()[-1].line_digest}\n"
+        assert head_of([]) == b"0 " + GENESIS.encode() + b"\n"
+
+    def test_one_behind_is_a_crash_and_is_mended(self, ledger: Ledger) -> None:
+        freeze_two(ledger)
+        entries = ledger.entries()
+        ledger.head_path.write_bytes(head_of(entries[:1]))
+        assert ledger.entries() == entries
+        ledger.freeze(builders.prediction())  # a line of it is there: nothing is appended
+        assert ledger.head_path.read_bytes() == head_of(entries)
+
+    def test_two_behind_is_not(self, ledger: Ledger) -> None:
+        freeze_two(ledger)
+        ledger.head_path.write_bytes(head_of([]))
+        with pytest.raises(EvidenceError):
+            ledger.entries()
+
+    def test_an_unfinished_line_is_not_there_and_is_cut_off(self, ledger: Ledger) -> None:
+        freeze_two(ledger)
+        whole = ledger.path.read_bytes()
+        ledger.path.write_bytes(whole + whole.splitlines()[0][:-1])
+        assert len(ledger.entries()) == 2
+        ledger.freeze(builders.prediction())
+        assert ledger.path.read_bytes() == whole
+
+    def test_a_last_line_that_lost_its_end_is_not_cut_off(self, ledger: Ledger) -> None:
+        """The head knows it: this is no crash."""
+        freeze_two(ledger)
+        short = ledger.path.read_bytes()[:-1]
+        ledger.path.write_bytes(short)
+        with pytest.raises(EvidenceError):
+            ledger.freeze(other_prediction(3))
+        assert ledger.path.read_bytes() == short
+
+
+class TestAbandoning:
+    def test_reason_and_stage(self, ledger: Ledger) -> None:
+        freeze_two(ledger)
+        digest = digest_of(builders.prediction())
+        for _ in range(2):
+            ledger.abandon(digest, "the server is gone")
+        assert [entry.event for entry in ledger.entries()] == ["freeze", "freeze", "abandon"]
+        assert [(state.stage, state.reason, state.is_open) for state in ledger.states()] == [
+            ("abandoned", "the server is gone", False),
+            ("frozen", None, True),
+        ]
+        with pytest.raises(UsageError, match="it was abandoned before: saw 'the server is gone'"):
+            ledger.abandon(digest, "another reason")
+
+    @pytest.mark.parametrize("reason", ["", " ", "two\nlines", "\udc80", "x" * 1001])
+    def test_what_is_no_reason(self, ledger: Ledger, reason: str) -> None:
+        freeze_two(ledger)
+        with pytest.raises(UsageError, match="--reason"):
+            ledger.abandon(digest_of(builders.prediction()), reason)
+
+    def test_what_has_an_outcome_is_not_abandoned(self, ledger: Ledger) -> None:
+        freeze_two(ledger)
+        digest = digest_of(builders.prediction())
+        ledger.note("outcome", digest, "v.json", outcome="refuted", measurement="0" * 64)
+        with pytest.raises(UsageError, match="a prediction with an outcome cannot be abandoned: saw 'refuted'"):
+            ledger.abandon(digest, "it was refuted")
+
+
+def test_what_was_never_frozen_has_no_events(ledger: Ledger) -> None:
+    freeze_two(ledger)
+    for act in (lambda: ledger.note("measure", "0" * 64, "m.json"), lambda: ledger.abandon("0" * 64, "why")):
+        with pytest.raises(EvidenceError, match="the prediction is not in the ledger"):
+            act()
+
+
+def test_an_event_names_a_file_in_its_own_folder(ledger: Ledger) -> None:
+    freeze_two(ledger)
+    before = ledger.path.read_bytes()
+    with pytest.raises(EvidenceError, match="the ledger is damaged"):
+        ledger.note("measure", digest_of(builders.prediction()), "../m.json")
+    assert ledger.path.read_bytes() == before
+
+
+def test_the_states_count_what_lies_in_the_drawer(ledger: Ledger) -> None:
+    for number in range(4):
+        ledger.freeze(other_prediction(number))
+    first, second, third, _ = (state.digest for state in ledger.states())
+    for digest, measurement in ((first, "a"), (second, "b"), (second, "c")):
+        ledger.note("measure", digest, f"{measurement}.json", measurement=measurement)
+    ledger.note("outcome", second, "v.json", outcome="held", measurement="c")
+    ledger.abandon(third, "no server")
+    states = ledger.states()
+    assert [state.stage for state in states] == ["measured", "judged", "abandoned", "frozen"]
+    assert [state.unjudged for state in states] == [("a",), ("b",), (), ()]
+    assert count_states(states) == {
+        "frozen": 4,
+        "open": 2,
+        "unmeasured": 1,
+        "measured": 1,
+        "judged": 1,
+        "abandoned": 1,
+        "unjudged_measurements": 2,
+    }
 
 
 class TestVerdicts:
@@ -160,89 +307,9 @@ class TestVerdicts:
         prediction = builders.prediction()
         ledger.freeze(prediction)
         verdict = judge(prediction, builders.measurement(prediction, {1: [320.0, 321.0], 3: [600.0, 601.0]}))
-        before = ledger.path.read_bytes()
+        before = [path.read_bytes() for path in (ledger.path, ledger.head_path)]
         path = ledger.enter_verdict("measured", verdict)
-        ledger.path.write_bytes(before)  # as after a crash between the two
+        for file, content in zip((ledger.path, ledger.head_path), before, strict=True):
+            file.write_bytes(content)  # as after a crash between the two
         assert ledger.enter_verdict("measured", verdict) == path
         assert [entry.event for entry in ledger.entries()] == ["freeze", "outcome"]
-
-
-# One process loads the package and forks a child for each source; they wait on a pipe and are let go all at once.
-FREEZE = """
-import os, sys
-from pathlib import Path
-from b2gmodel.ledger import Ledger
-from b2gmodel.records import Prediction
-{before}
-gate, opener = os.pipe()
-children = []
-for source in sys.argv[2:]:
-    child = os.fork()
-    if child == 0:
-        os.close(opener)
-        prediction = Prediction.model_validate_json(Path(source).read_bytes())
-        os.read(gate, 1)
-        Ledger(Path(sys.argv[1])).freeze(prediction)
-        os._exit(0)
-    children.append(child)
-os.close(opener)
-codes = [os.waitpid(child, 0)[1] for child in children]
-print(codes)
-"""
-
-
-def freezers(ledger: Ledger, *names: str, before: str = "") -> list[str]:
-    """The command that freezes, all at once, a prediction from a calibration of each name."""
-    sources = [ledger.folder.parent / f"{name}.json" for name in names]
-    for source in sources:
-        source.write_bytes(canonical_bytes(builders.prediction(builders.calibration(name=source.stem))))
-    return [sys.executable, "-c", FREEZE.format(before=before), str(ledger.folder), *map(str, sources)]
-
-
-def test_twenty_processes_at_once_make_one_chain(ledger: Ledger) -> None:
-    """Half of them freeze the same prediction."""
-    names = [f"cal{number}" for number in range(10)] + ["same"] * 10
-    done = subprocess.run(freezers(ledger, *names), capture_output=True, text=True, check=True)
-    assert done.stdout == f"{[0] * 20}\n"
-    files = [entry.file for entry in ledger.entries()]
-    assert len(files) == len(set(files)) == 11
-    assert {ledger.load_frozen(ledger.folder / file)[0].calibration_name for file in files} == set(names)
-
-
-DIE = """
-import os
-from b2gmodel import ledger as module
-class Torn:
-    def __init__(self, stream): self.stream = stream
-    def __enter__(self): return self
-    def __exit__(self, *_): self.stream.close()
-    def flush(self): self.stream.flush()
-    def fileno(self): return self.stream.fileno()
-    def write(self, line):
-        self.stream.write(line[:len(line) // 2]); self.stream.flush()
-        print(os.getpid(), flush=True); sys.stdin.read()
-opened = Path.open
-def tearing(path, mode="r", **rest):
-    stream = opened(path, mode, **rest)
-    tearing.count += path.name == "ledger.jsonl" and mode == "ab"
-    return Torn(stream) if tearing.count == 2 and path.name == "ledger.jsonl" else stream
-tearing.count = 0
-Path.open = tearing
-"""
-
-
-def test_killed_in_the_middle_of_a_line_leaves_a_valid_ledger(ledger: Ledger) -> None:
-    first = ledger.freeze(builders.prediction())
-    whole = ledger.path.read_bytes()
-    with subprocess.Popen(
-        freezers(ledger, "torn", before=DIE), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        os.kill(int(process.stdout.readline()), signal.SIGKILL)
-        assert process.stdout.read() == f"[{signal.SIGKILL:d}]\n".encode()
-    assert len(ledger.path.read_bytes()) > len(whole)
-    # Readers do not see the torn line; the next writer cuts it off, and the lock died with its holder.
-    assert [entry.file for entry in ledger.entries()] == [first.name]
-    second = ledger.freeze(builders.prediction(builders.calibration(name="torn")))
-    assert [entry.file for entry in ledger.entries()] == [first.name, second.name]
-    assert all(json.loads(line) for line in ledger.path.read_bytes().splitlines())

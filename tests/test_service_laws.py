@@ -18,6 +18,7 @@ from b2gmodel.laws import (
     choose_point,
     fit_line,
     laws_of,
+    occupancy,
     service_growth_s,
     service_line,
     transport_line,
@@ -29,6 +30,7 @@ from b2gmodel.records import (
     CalibrationPoint,
     ComputeLaw,
     Estimate,
+    LoadedPoint,
     ModelInfo,
     TransportLaw,
 )
@@ -128,34 +130,54 @@ class TestTransportLadder:
         assert (rates == rates[0]).all()
 
 
+def grown(law: TransportLaw, *inside: float) -> list[float]:
+    """Growth of S in seconds with that many batches in transport."""
+    found: list[float] = service_growth_s(law, np.array(inside)).tolist()
+    return found
+
+
 class TestServiceUnderLoad:
     def test_it_grows_by_what_the_null_grows(self) -> None:
-        """1 ms alone, 2 and 4 ms under load: 2 ms longer on average, whatever the model's own S."""
+        """1 ms alone, 2 and 4 ms under load: 2 ms longer on average, whatever the model's own S and load."""
         law = builders.transport_law([50, 80, 100], held_s=[0.001, 0.002, 0.004])
-        assert service_growth_s(law) == pytest.approx(0.002)
-        assert busy_service_s(np.array([0.010, 0.011]), 1, None, law) == pytest.approx(np.array([[0.012], [0.013]]))
+        assert grown(law, 0.5, 7.0) == pytest.approx([0.002, 0.002])
 
     def test_a_null_that_is_faster_under_load_gives_no_growth(self) -> None:
-        assert service_growth_s(builders.transport_law([50, 80], held_s=[0.004, 0.002])) == 0.0
+        assert grown(builders.transport_law([50, 80], held_s=[0.004, 0.002]), 1.0) == [0.0]
 
     @pytest.mark.parametrize("flights", [[1], [2]])
     def test_one_side_alone_gives_no_growth(self, flights: list[int]) -> None:
-        assert service_growth_s(builders.transport_law([50.0], flights=flights)) == 0.0
+        assert grown(builders.transport_law([50.0], flights=flights), 1.0) == [0.0]
+
+    def test_the_models_own_s_beside_null_batches_goes_before_it(self) -> None:
+        """X(1) = 50, held 4 ms: of 20 ms 16 are transport, 0.8 of a batch; at 2, 2 - 80 x 0.004 = 1.68."""
+        law = loaded(0.010, 0.011, 0.013)
+        assert grown(law, 0.0, 0.4, 0.8, 1.24, 1.68, 5.0) == pytest.approx([0, 0.0005, 0.001, 0.002, 0.003, 0.003])
+
+    def test_a_dip_of_s_under_load_is_no_gain(self) -> None:
+        assert grown(loaded(0.010, 0.009, 0.012), 0.8, 1.68) == pytest.approx([0.0, 0.002])
+
+    def test_the_load_is_that_at_which_the_instances_are_full(self) -> None:
+        """Instances pass 40/s, transport 50 with one inside: 0.8 of a batch; at 65/s half way from 50 to 80."""
+        rates = np.array([[50.0, 80.0, 100.0]])
+        assert [float(occupancy(rates, np.array([limit]))[0]) for limit in (40.0, 65.0, 100.0, 500.0)] == pytest.approx(
+            [0.8, 1.5, 3.0, 3.0]
+        )
 
     def test_the_compute_laws_shape_over_the_models_own_s(self) -> None:
         law = builders.compute_law(0.020, 0.024, 0.030)
-        busy = busy_service_s(np.array([0.010, 0.020]), 3, law, None)
+        busy = busy_service_s(np.array([0.010, 0.020]), 3, law)
         assert busy == pytest.approx(np.array([[0.010, 0.012, 0.015], [0.020, 0.024, 0.030]]))
-
-    def test_the_compute_law_takes_the_place_of_the_nulls_growth(self) -> None:
-        grown = builders.transport_law([50, 80], held_s=[0.001, 0.005])
-        assert busy_service_s(np.array([0.010]), 2, builders.compute_law(1.0, 1.1), grown) == pytest.approx(
-            np.array([[0.010, 0.011]])
-        )
 
     @pytest.mark.parametrize("law", [None, builders.compute_law(0.010), builders.compute_law()])
     def test_without_it_s_stands_for_all(self, law: ComputeLaw | None) -> None:
-        assert busy_service_s(np.array([0.010]), 2, law, None) == pytest.approx(np.array([[0.010, 0.010]]))
+        assert busy_service_s(np.array([0.010]), 2, law) == pytest.approx(np.array([[0.010, 0.010]]))
+
+
+def loaded(*times_s: float) -> TransportLaw:
+    """S with 0, 1, ... null batches beside it."""
+    points = tuple(LoadedPoint(null_flights=n, cycles=30, service_s=s) for n, s in enumerate(times_s))
+    return builders.transport_law([50, 80], held_s=0.004).model_copy(update={"loaded": points})
 
 
 def laws(point: CalibrationPoint, *, draws: int = 50, model: ModelInfo | None = None) -> Laws:

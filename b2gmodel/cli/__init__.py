@@ -12,6 +12,7 @@ import typer
 
 from b2gmodel import __version__
 from b2gmodel.cli import (
+    ledger_commands,
     live_commands,
     load_commands,
     predict_command,
@@ -59,6 +60,7 @@ server_commands.register(app)
 simulate_commands.register(app)
 serve_commands.register(app)
 load_commands.register(app)
+ledger_commands.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -157,9 +157,9 @@ def measure(
     json: Json = False,
 ) -> None:
     """Run a frozen prediction's plan on the server, and write the measurement."""
-    from b2gmodel.judge import measured_curve
     from b2gmodel.ledger import Ledger
     from b2gmodel.live.sessions import measure_frozen
+    from b2gmodel.measured import measured_curve
     from b2gmodel.store import check_name
 
     ledger = Ledger(predictions)
@@ -187,7 +187,7 @@ def demo(
 ) -> int:
     """Calibrate, predict, measure and judge two contrasting workloads on the embedded Triton, in minutes."""
     from b2gmodel.cli.predict_command import simulator_of
-    from b2gmodel.cli.record_commands import say_verdict
+    from b2gmodel.cli.verdict_text import say_verdict
     from b2gmodel.live.demo import run_demo
 
     with progress_lines(quiet) as progress:

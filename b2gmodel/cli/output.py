@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-EXIT_CODES = {"held": 0, "refuted": 1, "inconclusive": 3}
+EXIT_CODES = {"held": 0, "refuted": 1, "inconclusive": 3, "invalid": 3}
 
 
 def say(text: str = "") -> None:

@@ -55,6 +55,12 @@ def predict(
         typer.Option("--transport-from", help="A calibration over the other transport, for --what-if transport=."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the prediction.")] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign", help="An SSH key: sign what is frozen with it, in a file beside it.", show_default=False
+        ),
+    ] = None,
     predictions: PredictionsFolder = Path("predictions"),
     quiet: Quiet = False,
     json: Json = False,
@@ -72,6 +78,8 @@ def predict(
         check_name(name, where="--name")
         if len(calibrations) > 1:
             raise UsageError("one name for several predictions", observed=name, where="--name", hint="leave it out")
+    if sign is not None:
+        _check_signing(sign, what_if)
     plan = Plan(
         flights=parse_counts(flights, where="--flights"),
         sessions=sessions,
@@ -101,13 +109,25 @@ def predict(
                     what_if=changes,
                 )
             )
-    files = [None if changes else Ledger(predictions).freeze(prediction) for prediction in made]
+    ledger = Ledger(predictions)
+    files = [None if changes else ledger.freeze(prediction) for prediction in made]
+    signatures = [None if sign is None or file is None else ledger.sign(file, sign) for file in files]
     if json:
-        answers = [_answer(prediction, file) for prediction, file in zip(made, files, strict=True)]
+        answers = [_answer(*each) for each in zip(made, files, signatures, strict=True)]
         say_json(answers[0] if len(answers) == 1 else {"predictions": answers})
         return
-    for prediction, file in zip(made, files, strict=True):
-        _tell(prediction, file)
+    for each in zip(made, files, signatures, strict=True):
+        _tell(*each)
+
+
+def _check_signing(key: Path, what_if: str | None) -> None:
+    """What would keep the prediction from being signed, said before it is made."""
+    from b2gmodel import signing
+
+    if what_if is not None:
+        raise UsageError("a what-if is not frozen, so there is nothing to sign", where="--sign", hint="leave it out")
+    signing.check_readable(key, "--sign")
+    signing.check_program()
 
 
 def simulator_of(path: Path, source: Calibration, k: int | None) -> Simulator | None:
@@ -125,17 +145,18 @@ def simulator_of(path: Path, source: Calibration, k: int | None) -> Simulator | 
     return Simulation(read_cycles_s(path, source, point.k), workers=os.cpu_count() or 1)
 
 
-def _answer(prediction: Prediction, file: Path | None) -> dict[str, Any]:
+def _answer(prediction: Prediction, file: Path | None, signature: Path | None) -> dict[str, Any]:
     from b2gmodel.records import digest_of
 
     return {
         "digest": digest_of(prediction),
         "file": None if file is None else str(file),
+        "signature": None if signature is None else str(signature),
         "prediction": prediction.model_dump(mode="json"),
     }
 
 
-def _tell(prediction: Prediction, file: Path | None) -> None:
+def _tell(prediction: Prediction, file: Path | None, signature: Path | None) -> None:
     """The answer, what binds, a row a predictor, a row an M, and what to know and to do."""
     closed, best = prediction.predictors[0], prediction.best
     at = best.at(closed.m_star)
@@ -176,6 +197,8 @@ def _tell(prediction: Prediction, file: Path | None) -> None:
         say("next: build that system, calibrate it, and predict anew")
         return
     say(f"frozen: {file}")
+    if signature is not None:
+        say(f"signed: {signature}")
     measurable = prediction.server is not None
     say(f"next: b2g measure {file}" if measurable else f"next: b2g validate {file} MEASUREMENT")
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from b2gmodel.cli.options import Json, PredictionsFolder
-from b2gmodel.cli.output import EXIT_CODES, say, say_json, table
+from b2gmodel.cli.output import EXIT_CODES, say, say_json
 
 if TYPE_CHECKING:
-    from b2gmodel.records import HeightScore, Verdict
+    from b2gmodel.ledger import Ledger
+    from b2gmodel.records import Verdict
 
 
 def register(app: typer.Typer) -> None:
@@ -54,17 +55,23 @@ def mstar(
 
 
 def validate(
-    prediction: Annotated[str, typer.Argument(help="A frozen prediction: its file, or 8 digits of its digest.")],
+    prediction: Annotated[
+        str | None, typer.Argument(help="A frozen prediction: its file, or 8 digits of its digest.")
+    ] = None,
     measurement: Annotated[
         Path | None, typer.Argument(help="The measurement. Default: the last one that the ledger knows.")
     ] = None,
     figure: Annotated[
         Path | None, typer.Option("--figure", help="Where to draw X(M): a .png, .svg or .pdf file.")
     ] = None,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Each predictor's record over all verdicts, and what has none.")
+    ] = False,
     predictions: PredictionsFolder = Path("predictions"),
     json: Json = False,
 ) -> int:
     """Score a frozen prediction against its measurement: exit 0 held, 1 refuted, 3 inconclusive or invalid."""
+    from b2gmodel.cli.verdict_text import say_verdict
     from b2gmodel.errors import UsageError
     from b2gmodel.judge import judge
     from b2gmodel.ledger import Ledger
@@ -72,6 +79,12 @@ def validate(
     from b2gmodel.store import read_record
 
     ledger = Ledger(predictions)
+    if whole:
+        if prediction is not None or figure is not None:
+            raise UsageError("--all is about every prediction in the ledger", where="--all", hint="name none with it")
+        return _validate_all(ledger, json)
+    if prediction is None:
+        raise UsageError("which prediction?", where="PREDICTION", hint="name one, or ask for --all")
     frozen, digest = ledger.load_frozen(ledger.find(prediction))
     path = measurement
     if path is None:
@@ -92,54 +105,69 @@ def validate(
 
         draw_throughput([(frozen, measured)], figure)
     if json:
-        say_json({"verdict": verdict.model_dump(mode="json"), "file": str(verdict_path)})
+        # The name alone: the same records in another folder give the same answer, byte for byte.
+        say_json({"verdict": verdict.model_dump(mode="json"), "file": verdict_path.name})
         return EXIT_CODES[verdict.outcome]
     say_verdict(verdict, figure)
     return EXIT_CODES[verdict.outcome]
 
 
-def say_verdict(verdict: Verdict, figure: Path | None) -> None:
-    """The verdict in the order of the design: the answer, a line a check, the heights, what to do next."""
-    from b2gmodel.judge import USL
+def _validate_all(ledger: Ledger, json: bool) -> int:
+    """The file drawer first: what was frozen and has no outcome; then what all verdicts come to."""
+    from b2gmodel.cli.verdict_text import scores_table
+    from b2gmodel.scores import track_record
 
-    say(f"{verdict.outcome}: {verdict.sentence}")
-    for check in verdict.checks:
-        say(f"  {check.outcome:<12}  {check.name}: {check.observed}; bound: {check.bound}")
-    say(_heights_table(verdict))
-    if any(score.predictor == USL for score in verdict.heights):
-        say("note: usl was fitted to this very measurement: it saw the answer, and predicts nothing")
-    for diagnostic in verdict.diagnostics:
-        say(f"diagnostic {diagnostic.name}: {diagnostic.sentence}")
-    if verdict.baseline_per_s is not None:
-        say(f"without batching (C1): {verdict.baseline_per_s:.1f} request/s")
-    if not verdict.preregistered:
-        say("note: not pre-registered: these figures were measured before the prediction was made")
-    if figure is not None:
-        say(f"figure: {figure}")
-    say(f"next: {_ADVICE[verdict.outcome].format(m=verdict.m_star, best=verdict.best_flights)}")
-
-
-def _heights_table(verdict: Verdict) -> str:
-    """A row an M: what was measured, and what each predictor promised there with its signed error."""
-    names = list(dict.fromkeys(score.predictor for score in verdict.heights))
-    by_flights: dict[int, dict[str, HeightScore]] = {}
-    for score in verdict.heights:
-        by_flights.setdefault(score.flights, {})[score.predictor] = score
-    rows = []
-    for flights, scores in sorted(by_flights.items()):
-        one = next(iter(scores.values()))
-        cells = [f"  {flights}", f"{one.measured_per_s:.1f}", _or_dash(one.measured_low), _or_dash(one.measured_high)]
-        cells += [f"{scores[name].predicted_per_s:.1f} ({scores[name].error:+.1%})" for name in names]
-        rows.append(tuple(cells))
-    return table(rows, ("  M", "measured/s", "low 90 %", "high 90 %", *names))
-
-
-def _or_dash(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    states = ledger.states()
+    without = [state.digest for state in states if state.is_open]
+    abandoned = [state.digest for state in states if state.stage == "abandoned"]
+    verdicts = _verdicts(ledger)
+    record = track_record(verdicts)
+    outcomes = {name: sum(verdict.outcome == name for verdict in verdicts) for name in EXIT_CODES}
+    if json:
+        say_json(
+            {
+                "frozen": len(states),
+                "without_outcome": without,
+                "abandoned": abandoned,
+                "outcomes": outcomes,
+                "predictors": [score.model_dump(mode="json") for score in record],
+            }
+        )
+        return 0
+    dropped = f", {len(abandoned)} abandoned" if abandoned else ""
+    counted = ", ".join(f"{count} {name}" for name, count in outcomes.items())
+    plural = "prediction has" if len(states) == 1 else "predictions have"
+    say(f"{len(without)} of {len(states)} frozen {plural} no outcome{dropped}; verdicts: {counted}")
+    for digest in without:
+        say(f"  without outcome: {digest}")
+    if record:
+        say(scores_table(record))
+        say("note: over all verdicts and M > 1, in shares of the measured X(M); skill is in CRPS")
+    if without:
+        say(f"next: b2g measure {without[0][:8]}, then b2g validate {without[0][:8]}")
+    return 0
 
 
-_ADVICE = {
-    "held": "set M = {m} in your proxy",
-    "refuted": "set M = {best}, where the measured peak is, and look for what the closed form leaves out",
-    "inconclusive": "measure more sessions: b2g predict --sessions N, then b2g measure",
-}
+def _verdicts(ledger: Ledger) -> list[Verdict]:
+    """Those that the ledger entered; of several on one measurement the last."""
+    from b2gmodel.errors import EvidenceError
+    from b2gmodel.records import Verdict, digest_of
+    from b2gmodel.store import read_record
+
+    entered = {
+        (entry.digest, entry.facts.get("measurement")): entry for entry in ledger.entries() if entry.event == "outcome"
+    }
+    verdicts = []
+    for entry in entered.values():
+        verdict = read_record(ledger.folder / entry.file, Verdict)
+        known = entry.facts.get("verdict")
+        if digest_of(verdict) != known:
+            raise EvidenceError(
+                "the verdict is not the one that was entered",
+                observed=digest_of(verdict),
+                allowed=str(known),
+                where=entry.file,
+                hint="restore the file, or validate the prediction anew",
+            )
+        verdicts.append(verdict)
+    return verdicts

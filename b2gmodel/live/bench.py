@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
@@ -124,6 +125,27 @@ class Bench:
         self._check_counts(setting, driven, before, after)
         return _report(setting, order, driven, before, after), driven
 
+    @asynccontextmanager
+    async def kept_busy(self, setting: Setting, label: str) -> AsyncIterator[None]:
+        """Keeps the setting's flights in the air for as long as the block runs; what they did is not reported.
+
+        Raises:
+            ServerError: the server failed meanwhile.
+        """
+        over = False
+        try:
+            async with asyncio.TaskGroup() as beside:
+                driven = beside.create_task(self._drive(setting, label, lambda _seen: over))
+                try:
+                    yield
+                finally:
+                    over = True
+        except* B2GError as errors:
+            raise errors.exceptions[0] from None
+        assert self._booked is not None, "warm up first"
+        executions = self._booked.executions + len(driven.result().flights)
+        self._booked = await self._control.booked_counters(self._model.name, executions)
+
     async def _drive(self, setting: Setting, label: str, is_over: _IsOver) -> Driven:
         """Closed loop: each caller sends its next request as soon as it has its result.
 
@@ -191,6 +213,7 @@ def _report(setting: Setting, order: int, driven: Driven, before: ModelCounters,
         order=order,
         duration_s=duration_s,
         batches=len(counted),
+        delivered_batches=len(driven.flights),
         requests=int(sizes.sum()),
         failed=sum(flight.failed for flight in driven.flights),
         throughput_per_s=float(sizes.sum()) / duration_s,

@@ -10,14 +10,16 @@ from typing import Any, Final
 from b2gmodel.errors import UsageError
 from b2gmodel.live.host import describe_clock, describe_host, describe_software
 from b2gmodel.live.kserve import ControlPlane, ModelSpec
-from b2gmodel.live.laws import measure_compute_law, measure_transport_law
+from b2gmodel.live.laws import measure_compute_law, measure_loaded_service, measure_transport_law
 from b2gmodel.live.point import Table, calibrate_point
 from b2gmodel.live.target import Endpoint
 from b2gmodel.live.transport import Transport
 from b2gmodel.live.transports import DEFAULT_TRANSPORT, make_transport
 from b2gmodel.records import Calibration, CalibrationPoint, ModelInfo, SelfTestLeg, ServerInfo, TensorInfo
 
+# Where single-flight and the transport law end, for the progress shown.
 _SINGLE_FLIGHT_SHARE: Final = 0.4
+_LAW_SHARE: Final = 0.85
 
 Progress = Callable[[str, float], None]
 """Told a stage's name and the share of it that is done, at most."""
@@ -212,8 +214,21 @@ class _Session:
                     k,
                     cycle_s=_cycle_s(point),
                     run_id=f"{run_id}.n",
-                    told=lambda share: told("transport", single_share + share * (1 - single_share)),
+                    told=lambda share: told("transport", single_share + share * (_LAW_SHARE - single_share)),
                 )
+                if not self.model.dynamic_batching:
+                    async with self._transport(self.model) as own:
+                        loaded = await measure_loaded_service(
+                            own,
+                            transport,
+                            self.control,
+                            self.model,
+                            self.null,
+                            k,
+                            run_id=f"{run_id}.l",
+                            told=lambda share: told("service under load", _LAW_SHARE + share * (1 - _LAW_SHARE)),
+                        )
+                    transport_law = transport_law.model_copy(update={"loaded": loaded})
             point = point.model_copy(update={"transport_law": transport_law})
         return point, table
 

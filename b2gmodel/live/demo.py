@@ -56,7 +56,12 @@ class Found:
         )
 
 
-_OUTCOME: Final = {"held": "held", "refuted": "was refuted", "inconclusive": "could not be decided"}
+_OUTCOME: Final = {
+    "held": "held",
+    "refuted": "was refuted",
+    "inconclusive": "could not be decided",
+    "invalid": "could not be judged",
+}
 
 
 SimulatorOf = Callable[[Path, Calibration, int | None], Simulator | None]

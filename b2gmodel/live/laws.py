@@ -1,29 +1,35 @@
 """The transport law and the compute law as measurements: the null model with n batches in flight, and the model itself
 with at most as many as it has instances.
 
-Neither looks at the target model beyond single-flight per instance, so both may feed a prediction.
+Neither has more batches of the target model in flight than it has instances, so both may feed a prediction.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Final
 
 import numpy as np
 
 from b2gmodel.live.bench import Bench, Setting
+from b2gmodel.live.cycles import SingleFlight
 from b2gmodel.live.kserve import ControlPlane, ModelSpec
 from b2gmodel.live.payloads import make_payloads
 from b2gmodel.live.transport import Transport
-from b2gmodel.records import ComputeLaw, ComputePoint, Estimate, Run, TransportLaw, TransportPoint
+from b2gmodel.records import ComputeLaw, ComputePoint, Estimate, LoadedPoint, Run, TransportLaw, TransportPoint
 from b2gmodel.stats import student_interval
+from b2gmodel.units import s_from_ns
 
 LAW_FLIGHTS: Final = (1, 2, 3, 4, 6, 8)
 _ROUNDS: Final = 2
 # Of each run, at least; and as many lone cycles as a throughput of some per cent takes.
 _SECONDS: Final = 0.6
 _CYCLES: Final = 25
+# Null batches beside the model's own, and how many of its cycles show its S then.
+_BESIDE: Final = (0, 1, 2)
+_LOADED_CYCLES: Final = 30
 _LEVEL: Final = 0.95
 _ORDER_SEED: Final = 1
 
@@ -56,6 +62,42 @@ async def measure_transport_law(
         batch_bytes=k * null.payload_bytes,
         points=tuple(_transport_point(n, runs[n], k) for n in sorted(runs)),
     )
+
+
+async def measure_loaded_service(
+    transport: Transport,
+    to_null: Transport,
+    control: ControlPlane,
+    model: ModelSpec,
+    null: ModelSpec,
+    k: int,
+    *,
+    run_id: str,
+    told: Callable[[float], None],
+) -> tuple[LoadedPoint, ...]:
+    """The model's S in single-flight, with batches to the null model in flight beside it: no second one of its own.
+
+    Args:
+        transport, to_null: to the model, and to the null model of the same batches.
+
+    Raises:
+        ServerError, EvidenceError: as ``SingleFlight.run_unread`` and ``Bench.kept_busy``.
+    """
+    payloads = make_payloads(null, k * max(_BESIDE), to_null)
+    bench = Bench(to_null, control, null, payloads, f"{run_id}.n")
+    await bench.warm_up(Setting("C4", k, max(_BESIDE)))
+    points = []
+    for step, beside in enumerate(_BESIDE):
+        single = SingleFlight(transport, control, model, k, run_id=f"{run_id}.{beside}")
+        busy = (
+            bench.kept_busy(Setting("C3" if beside == 1 else "C4", k, beside), str(step)) if beside else nullcontext()
+        )
+        async with busy:
+            await single.run_unread(_LOADED_CYCLES)
+        executions, service_ns = single.server_totals()
+        points.append(LoadedPoint(null_flights=beside, cycles=executions, service_s=s_from_ns(service_ns / executions)))
+        told((step + 1) / len(_BESIDE))
+    return tuple(points)
 
 
 async def measure_compute_law(

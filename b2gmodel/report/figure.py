@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from b2gmodel.errors import UsageError
-from b2gmodel.judge import measured_baseline, measured_curve
+from b2gmodel.measured import measured_baseline, measured_curve
 from b2gmodel.records import Measurement, Prediction, PredictorResult
 from b2gmodel.store import write_atomically
 
