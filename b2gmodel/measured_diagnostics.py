@@ -11,13 +11,15 @@ from typing import Final
 
 import numpy as np
 
-from b2gmodel.diagnostics import LOAD_CHANGE, ROUNDING, over_wall, under_load
+from b2gmodel.diagnostics import LOAD_CHANGE, over_wall, under_load
 from b2gmodel.records import Diagnostic, Measurement, Prediction
 
 GAIN_ABOVE_LIMIT: Final = "gain-above-limit"
 PLATEAU_BELOW_COMPUTE: Final = "plateau-below-compute"
 
 _GAIN_SLACK: Final = 1.05
+# Of a run's batches, a few are counted that began before it.
+_WALL_SLACK: Final = 1.05
 _BUSY: Final = 0.90
 
 
@@ -26,7 +28,9 @@ def of_measurement(prediction: Prediction, measurement: Measurement) -> tuple[Di
     batch, instances = prediction.k, prediction.model.instances or 1
     rates: dict[int, list[float]] = defaultdict(list)
     services: list[float] = []
-    shares: list[float] = []
+    # Busy and measured seconds at each M: one run alone may begin or end in the middle of a batch.
+    busy_s: dict[int, float] = defaultdict(float)
+    measured_s: dict[int, float] = defaultdict(float)
     for session in measurement.sessions:
         for run in session.runs:
             if run.placement not in ("C3", "C4"):
@@ -35,12 +39,14 @@ def of_measurement(prediction: Prediction, measurement: Measurement) -> tuple[Di
             if run.service_s and run.flights > 1:
                 services.append(run.service_s)
             if run.service_s and run.batches and run.duration_s:
-                shares.append(run.batches * run.service_s / run.duration_s)
+                busy_s[run.flights] += run.batches * run.service_s
+                measured_s[run.flights] += run.duration_s
     if not rates:
         return ()
     found = []
-    if shares and max(shares) > instances * ROUNDING:
-        found.append(over_wall(max(shares), instances))
+    busy = max((busy_s[m] / measured_s[m] for m in busy_s), default=0.0)
+    if busy > instances * _WALL_SLACK:
+        found.append(over_wall(busy, instances))
     curve = {flights: float(np.mean(values)) for flights, values in rates.items()}
     peak = max(curve.values())
     limit = prediction.predictors[0].peak_per_s
@@ -61,14 +67,14 @@ def of_measurement(prediction: Prediction, measurement: Measurement) -> tuple[Di
             )
     if services and prediction.service_s is not None and batch is not None:
         loaded_s = float(np.mean(services))
-        busy = peak / batch * loaded_s / instances
-        if busy < _BUSY and max(curve) > 1 and not prediction.model.dynamic_batching:
+        share = peak / batch * loaded_s / instances
+        if share < _BUSY and max(curve) > 1 and not prediction.model.dynamic_batching:
             found.append(
                 Diagnostic(
                     name=PLATEAU_BELOW_COMPUTE,
-                    observed=busy,
+                    observed=share,
                     bound=_BUSY,
-                    sentence=f"at the peak the instances are busy {busy:.0%} of the time: transport, the client's "
+                    sentence=f"at the peak the instances are busy {share:.0%} of the time: transport, the client's "
                     "channel or the server's frontend binds, and not compute; try shared memory, more connections, or "
                     "a smaller payload before a faster model",
                 )

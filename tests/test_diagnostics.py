@@ -74,7 +74,7 @@ class TestServiceOverWall:
     def test_in_single_flight(self) -> None:
         (found,) = of_point(point(cycle_s=Estimate(mean=0.0097)))
         assert (found.name, found.observed) == ("service-over-wall", pytest.approx(0.010 / 0.0097))
-        check_sentence(found, "1.03 seconds of service a second on 1 instance(s)", "1", "check instance_group")
+        check_sentence(found, "1.07 seconds of service a second on 1 instance(s)", "1", "check instance_group")
 
     def test_rounding_is_not_said(self) -> None:
         assert of_point(point(cycle_s=Estimate(mean=0.0099))) == []
@@ -181,13 +181,13 @@ class TestPlateauBelowCompute:
 
 class TestMeasuredService:
     def test_over_wall(self, prediction: Prediction) -> None:
-        """103 batches of 10 ms in a second."""
-        found = said(prediction, {1: 320.0, 4: 800.0}, service_s=0.010, batches=[40, 103], duration_s=1.0)
+        """107 batches of 10 ms in a second."""
+        found = said(prediction, {1: 320.0, 4: 800.0}, service_s=0.010, batches=[40, 107], duration_s=1.0)
         assert names(found) == ["service-over-wall"]
-        assert found[0].observed == pytest.approx(1.03)
-        check_sentence(found[0], "1.03 seconds of service a second on 1 instance(s)", "1", "was not restarted")
+        assert found[0].observed == pytest.approx(1.07)
+        check_sentence(found[0], "1.07 seconds of service a second on 1 instance(s)", "1", "was not restarted")
 
-    @pytest.mark.parametrize(("instances", "batches"), [(1, 101), (2, 203)])
+    @pytest.mark.parametrize(("instances", "batches"), [(1, 104), (2, 208)])
     def test_not_over_wall(self, prediction: Prediction, instances: int, batches: int) -> None:
         of = changed_model(prediction, instances=instances)
         facts = {"service_s": 0.010, "batches": [40, batches], "duration_s": 1.0}

@@ -14,15 +14,17 @@ from b2gmodel.live.host import describe_software
 from b2gmodel.live.sessions import calibrate_models, measure_frozen
 from b2gmodel.live.target import EmbeddedTarget
 from b2gmodel.live.workloads import load_workloads
-from b2gmodel.prediction import DEFAULT_FLIGHTS, predict
+from b2gmodel.prediction import predict
 from b2gmodel.predictors import Simulator
 from b2gmodel.records import Calibration, Measurement, Plan, Prediction, Verdict
 from b2gmodel.report.figure import draw_throughput
 
 # 588 KiB against 4,800 KiB a request: the transport share differs, and so should M*.
 _WORKLOADS: Final = ("resnet50", "yolov8n")
-_SECONDS_PER_RUN: Final = {"resnet50": 1.0, "yolov8n": 2.0}
-_SESSIONS: Final = 5
+# More sessions, not longer ones, tell M apart: what differs between sessions is most of what varies.
+_SECONDS_PER_RUN: Final = {"resnet50": 0.6, "yolov8n": 1.2}
+_SESSIONS: Final = 8
+_FLIGHTS: Final = (1, 2, 3, 4, 6)
 # Smaller batches of the large payload: more of them fit into the minutes that a demo may take.
 _K: Final = {"resnet50": 8, "yolov8n": 4}
 # Shares of the whole time, for the progress shown.
@@ -88,7 +90,7 @@ def run_demo(folder: Path, progress: Progress, simulator_of: SimulatorOf) -> Fou
         progress("predict", _CALIBRATION_SHARE + share * _PREDICTION_SHARE)
         k = _K[calibration.model.name]
         plan = Plan(
-            flights=DEFAULT_FLIGHTS,
+            flights=_FLIGHTS,
             sessions=_SESSIONS,
             seconds_per_run=_SECONDS_PER_RUN[calibration.model.name],
             baseline_concurrency=k,
