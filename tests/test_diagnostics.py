@@ -74,7 +74,7 @@ class TestServiceOverWall:
     def test_in_single_flight(self) -> None:
         (found,) = of_point(point(cycle_s=Estimate(mean=0.0097)))
         assert (found.name, found.observed) == ("service-over-wall", pytest.approx(0.010 / 0.0097))
-        check_sentence(found, "1.07 seconds of service a second on 1 instance(s)", "1", "check instance_group")
+        check_sentence(found, "1.03 seconds of service a second on 1 instance(s)", "1", "check instance_group")
 
     def test_rounding_is_not_said(self) -> None:
         assert of_point(point(cycle_s=Estimate(mean=0.0099))) == []
