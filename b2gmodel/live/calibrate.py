@@ -10,7 +10,7 @@ from typing import Any, Final
 from b2gmodel.errors import UsageError
 from b2gmodel.live.host import describe_clock, describe_host, describe_software
 from b2gmodel.live.kserve import ControlPlane, ModelSpec
-from b2gmodel.live.laws import measure_compute_law, measure_loaded_service, measure_transport_law, warm_server
+from b2gmodel.live.laws import measure_compute_law, measure_loaded_service, measure_transport_law
 from b2gmodel.live.point import Table, calibrate_point
 from b2gmodel.live.target import Endpoint
 from b2gmodel.live.transport import Transport
@@ -182,9 +182,6 @@ class _Session:
         """Single-flight at ``k``, then the transport law and, with several instances, the compute law."""
         run_id = f"{self.session_id}.k{k}"
         single_share = 1.0 if self.null is None else _SINGLE_FLIGHT_SHARE
-        if self.null is not None:
-            async with self._transport(self.null) as transport:
-                await warm_server(transport, self.control, self.null, k, run_id=f"{run_id}.w")
         async with self._transport(self.model) as transport:
             point, table = await calibrate_point(
                 transport,

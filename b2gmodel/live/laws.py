@@ -34,16 +34,6 @@ _LEVEL: Final = 0.95
 _ORDER_SEED: Final = 1
 
 
-async def warm_server(transport: Transport, control: ControlPlane, null: ModelSpec, k: int, *, run_id: str) -> None:
-    """As many null batches in flight as will ever be, so that the server's memory is that of a server at work.
-
-    A fresh one answers a lone batch of some megabytes up to a quarter sooner than it ever will again.
-    """
-    widest = max(LAW_FLIGHTS)
-    bench = Bench(transport, control, null, make_payloads(null, k * widest, transport), run_id)
-    await bench.warm_up(Setting("C4", k, widest))
-
-
 async def measure_transport_law(
     transport: Transport,
     control: ControlPlane,
