@@ -17,7 +17,7 @@ from b2gmodel.laws import Floats, Laws, LinearLaw, choose_point, laws_of, servic
 from b2gmodel.records import Calibration, CalibrationPoint
 
 PARAMETERS: Final = ("payload", "k", "instances", "service", "link", "transport")
-_ALLOWED: Final = "payload=0.5x, k=16, instances=2, service=0.5x, link=10x, transport=1 (its place in --transport-from)"
+_ALLOWED: Final = "payload=0.5x, k=16, instances=2, service=0.5x, link=10x, transport=shm"
 
 
 @dataclass(frozen=True, slots=True)
