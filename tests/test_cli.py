@@ -282,7 +282,7 @@ class TestValidate:
         builders.written(here, builders.measurement(builders.prediction(), MEASURED))
         code, out = said(capsys, "validate", str(path), "measured.json", "--json")
         answer = json.loads(out)
-        assert (code, sorted(answer)) == (0, ["file", "verdict"])
+        assert (code, sorted(answer)) == (0, ["file", "signer", "verdict"])
         assert read_record(Path("predictions") / answer["file"], Verdict).model_dump(mode="json") == answer["verdict"]
         assert [entry.event for entry in Ledger(Path("predictions")).entries()] == ["freeze", "outcome"]
 

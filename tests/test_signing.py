@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import builders
 import pytest
@@ -14,7 +17,8 @@ from b2gmodel import signing
 from b2gmodel.errors import EvidenceError, SetupError, UsageError
 from b2gmodel.ledger import Ledger
 from b2gmodel.ledger_verify import signer_of
-from b2gmodel.records import digest_of
+from b2gmodel.records import Prediction, digest_of
+from b2gmodel.store import read_record
 
 pytestmark = pytest.mark.real
 
@@ -228,3 +232,40 @@ class TestPredictSign:
         code, seen = complained(capsys, "predict", "cal.json", "--analytic", *options)
         assert (code, seen.startswith(line)) == (2, True)
         assert not Path("predictions").exists()
+
+
+class TestValidate:
+    """`b2g validate --allowed-signers`: who signed is said, and what is not signed by one of them is refused."""
+
+    CURVE = {1: [320.0, 321.0, 322.0], 3: [690.0, 700.0, 695.0]}  # noqa: RUF012
+
+    def frozen(self, here: Path, *options: str) -> str:
+        builders.written(here, builders.calibration())
+        _, out = said_json("predict", "cal.json", "--analytic", "--flights", "1,3", "--json", *options)
+        made = read_record(Path(out["file"]), Prediction)
+        builders.written(here, builders.measurement(made, self.CURVE))
+        return str(out["digest"])
+
+    def test_the_signer_is_named(self, here: Path) -> None:
+        digest = self.frozen(here, "--sign", str(key := make_key()))
+        _, out = said_json("validate", digest, "measured.json", "--allowed-signers", str(allow(key)), "--json")
+        assert out["signer"] == "me@example.com"
+
+    def test_unsigned_is_refused(self, capsys: Out, here: Path) -> None:
+        digest = self.frozen(here)
+        signers = str(allow(make_key()))
+        code, seen = complained(capsys, "validate", digest, "measured.json", "--allowed-signers", signers)
+        assert (code, "not signed" in seen) == (3, True)
+
+    def test_another_key_is_refused(self, capsys: Out, here: Path) -> None:
+        digest = self.frozen(here, "--sign", str(make_key()))
+        signers = str(allow(make_key("other")))
+        code, _ = complained(capsys, "validate", digest, "measured.json", "--allowed-signers", signers)
+        assert code == 3
+
+
+def said_json(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and the JSON answer of a command run in a process of its own."""
+    command = [sys.executable, "-m", "b2gmodel", *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    return done.returncode, json.loads(done.stdout)

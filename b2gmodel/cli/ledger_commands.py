@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from b2gmodel.cli.options import Json, PredictionsFolder
+from b2gmodel.cli.options import AllowedSigners, Json, PredictionsFolder
 from b2gmodel.cli.output import say, say_json, table
 
 if TYPE_CHECKING:
@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from b2gmodel.ledger_verify import Verification
 
 UNSOUND = 3
-
-AllowedSigners = Annotated[
-    Path | None,
-    typer.Option(
-        "--allowed-signers",
-        help="Who may sign, in OpenSSH's format; every prediction must then be signed by one of them.",
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:

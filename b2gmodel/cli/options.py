@@ -30,6 +30,13 @@ Url = Annotated[
 GrpcUrl = Annotated[
     str | None, typer.Option("--grpc-url", help="The server's gRPC endpoint, HOST:PORT, for --transport grpc.")
 ]
+AllowedSigners = Annotated[
+    Path | None,
+    typer.Option(
+        "--allowed-signers",
+        help="Who may sign, in OpenSSH's format; what is not signed by one of them is refused.",
+    ),
+]
 
 
 _MOST_COUNTS: Final = 256

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from b2gmodel.cli.options import Json, PredictionsFolder
+from b2gmodel.cli.options import AllowedSigners, Json, PredictionsFolder
 from b2gmodel.cli.output import EXIT_CODES, say, say_json
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def validate(
     whole: Annotated[
         bool, typer.Option("--all", help="Each predictor's record over all verdicts, and what has none.")
     ] = False,
+    allowed_signers: AllowedSigners = None,
     predictions: PredictionsFolder = Path("predictions"),
     json: Json = False,
 ) -> int:
@@ -75,6 +76,7 @@ def validate(
     from b2gmodel.errors import UsageError
     from b2gmodel.judge import judge
     from b2gmodel.ledger import Ledger
+    from b2gmodel.ledger_verify import signer_of
     from b2gmodel.records import Measurement, digest_of
     from b2gmodel.store import read_record
 
@@ -86,6 +88,7 @@ def validate(
     if prediction is None:
         raise UsageError("which prediction?", where="PREDICTION", hint="name one, or ask for --all")
     frozen, digest = ledger.load_frozen(ledger.find(prediction))
+    signer = None if allowed_signers is None else signer_of(ledger, digest, allowed_signers)
     path = measurement
     if path is None:
         known = [entry.file for entry in ledger.entries() if entry.event == "measure" and entry.digest == digest]
@@ -106,9 +109,11 @@ def validate(
         draw_throughput([(frozen, measured)], figure)
     if json:
         # The name alone: the same records in another folder give the same answer, byte for byte.
-        say_json({"verdict": verdict.model_dump(mode="json"), "file": verdict_path.name})
+        say_json({"verdict": verdict.model_dump(mode="json"), "file": verdict_path.name, "signer": signer})
         return EXIT_CODES[verdict.outcome]
     say_verdict(verdict, figure)
+    if signer is not None:
+        say(f"signed by {signer}")
     return EXIT_CODES[verdict.outcome]
 
 
