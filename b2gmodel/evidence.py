@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from b2gmodel.errors import EvidenceError
-from b2gmodel.records import EvidenceCheck, Measurement, Prediction, Run
+from b2gmodel.records import EvidenceCheck, Measurement, Prediction, Run, digest_of
 
 DIGESTS: Final = "digests chain"
 CLOCKS: Final = "one clock"
@@ -66,11 +66,7 @@ def examine(prediction: Prediction, measurement: Measurement) -> tuple[EvidenceC
     """Every check in turn; the limits are those that the prediction set."""
     limits = prediction.limits
     checks = (
-        (
-            DIGESTS,
-            None if measurement.prediction_digest is None else _Seen(True, "it names this prediction"),
-            "the digest of what was frozen",
-        ),
+        (DIGESTS, _digests(prediction, measurement), "the digest of what was frozen"),
         (CLOCKS, _clocks(measurement), "one boot, sessions one after the other"),
         (FAILED, _failed(measurement, limits.failed_share), f"at most {limits.failed_share:.1%} of a run's batches"),
         (FULL, _full(measurement, limits.full_batches_share), f"at least {limits.full_batches_share:.0%} hold k"),
@@ -91,6 +87,15 @@ def examine(prediction: Prediction, measurement: Measurement) -> tuple[EvidenceC
         )
         for name, seen, bound in checks
     )
+
+
+def _digests(prediction: Prediction, measurement: Measurement) -> _Seen | None:
+    """A measurement of another prediction is refused before; this is the proof that it is of this one."""
+    named = measurement.prediction_digest
+    if named is None:
+        return None
+    is_this = named == digest_of(prediction)
+    return _Seen(is_this, "it names this prediction" if is_this else f"it names {named}")
 
 
 def _runs(measurement: Measurement) -> Iterator[tuple[str, Run]]:

@@ -12,7 +12,7 @@ isotonic regression; Draper and Smith (1998), Applied Regression Analysis, ch. 2
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -119,7 +119,7 @@ def fit_line(x: Sequence[float], samples: Sequence[Floats]) -> LinearLaw:
 
 def service_line(calibration: Calibration) -> LinearLaw:
     """S(k) = s0 + s1 k in seconds, over the calibration's batch sizes. Raises as :func:`fit_line`."""
-    points = _with_blocks(calibration)
+    points = points_with_blocks(calibration)
     return fit_line(
         [float(point.k or 0) for point in points],
         [np.array([block.service_s for block in point.blocks or ()]) for point in points],
@@ -128,14 +128,15 @@ def service_line(calibration: Calibration) -> LinearLaw:
 
 def transport_line(calibration: Calibration) -> LinearLaw:
     """D(bytes) = a + b bytes in seconds, over the bytes of the calibration's batches. Raises as :func:`fit_line`."""
-    points = _with_blocks(calibration)
+    points = points_with_blocks(calibration)
     return fit_line(
         [float((point.k or 0) * point.payload_bytes) for point in points],
         [np.array([block.cycle_s - block.service_s for block in point.blocks or ()]) for point in points],
     )
 
 
-def _with_blocks(calibration: Calibration) -> list[CalibrationPoint]:
+def points_with_blocks(calibration: Calibration) -> list[CalibrationPoint]:
+    """Those of a stated batch size and spread, by batch size: what a line can be fitted through."""
     return sorted((p for p in calibration.points if p.k is not None and p.blocks), key=lambda point: point.k or 0)
 
 
@@ -208,8 +209,8 @@ def laws_of(calibration: Calibration, point: CalibrationPoint, draws: int, rng: 
     """The laws at one point of a calibration.
 
     Args:
-        draws: of the uncertainty, from the calibration's blocks (sessions, then blocks within) and the transport
-            law's intervals.
+        draws: of the uncertainty, from the calibration's sessions (the blocks of its one session) and the
+            transport law's intervals.
 
     Raises:
         EvidenceError: the calibration lacks what the closed form needs, or its times are not physical.
@@ -239,23 +240,24 @@ def laws_of(calibration: Calibration, point: CalibrationPoint, draws: int, rng: 
             hint="calibrate for longer",
         )
     cycle_s, service_s = times.T
-    transport_s = np.maximum(cycle_s - service_s, LEAST_TRANSPORT_SHARE * cycle_s)
-    law, rates = point.transport_law, None
-    busy_s = busy_service_s(service_s, instances, point.compute_law)
-    if law is not None:
-        rates = transport_rates_per_s(law, transport_s, rng)
-        limit = (np.arange(1, instances + 1) / busy_s).max(axis=1)
-        busy_s = busy_s + service_growth_s(law, occupancy(rates, limit))[:, np.newaxis]
-    return Laws(
+    laws = Laws(
         batch=point.k,
         cycle_s=cycle_s,
         service_s=service_s,
-        busy_service_s=busy_s,
-        transport_rates_per_s=rates,
+        busy_service_s=busy_service_s(service_s, instances, point.compute_law),
+        transport_rates_per_s=None,
         transport_cv=None if point.transport_s is None else point.transport_s.cv,
         service_cv=point.service_s.cv,
         is_compute_law_measured=instances == 1 or _covers(point.compute_law, instances),
     )
+    return laws if point.transport_law is None else _with_transport_law(laws, point.transport_law, rng)
+
+
+def _with_transport_law(laws: Laws, law: TransportLaw, rng: np.random.Generator) -> Laws:
+    """The rates of several batches in transport, and S under as much transport as there is with all instances busy."""
+    rates = transport_rates_per_s(law, laws.transport_s, rng)
+    growth_s = service_growth_s(law, occupancy(rates, laws.instance_rates_per_s.max(axis=1)))
+    return replace(laws, transport_rates_per_s=rates, busy_service_s=laws.busy_service_s + growth_s[:, np.newaxis])
 
 
 def busy_service_s(service_s: Floats, instances: int, compute: ComputeLaw | None) -> Floats:

@@ -3,9 +3,8 @@
 Append-only; a lock on the file orders writers, and readers wait for it. Boot id and CLOCK_BOOTTIME stand beside the
 wall clock, so that the order of events within one boot does not rest on a clock that can be set.
 
-The head, a file beside the ledger, says how many lines there are and which is the last, for a chain alone does not
-show that its end was cut off. It is replaced after each append. So after a crash the ledger may be one line ahead of
-its head, which the next writer mends; a head ahead of its ledger is tampering.
+Its form is said in ``ledger_lines.py``. After a crash the ledger may be one line ahead of its head, which the next
+writer mends.
 """
 
 from __future__ import annotations
@@ -13,98 +12,28 @@ from __future__ import annotations
 import datetime
 import fcntl
 import hashlib
-import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import rfc8785
 
 from b2gmodel.errors import EvidenceError, UsageError
+from b2gmodel.ledger_lines import GENESIS, Entry, EventKind, check_head, head_of, parse_line, parse_lines
+from b2gmodel.ledger_states import State, states
 from b2gmodel.records import Prediction, Verdict, digest_of
 from b2gmodel.store import parse_record, read_bytes, sync_folder, write_record
 
-GENESIS: Final = "0" * 64
 LEDGER_NAME: Final = "ledger.jsonl"
 HEAD_NAME: Final = "ledger.head"
 SIGNATURE_SUFFIX: Final = ".sig"
 _MIN_PREFIX: Final = 8
 _LONGEST_REASON: Final = 1000
-
-EventKind = Literal["freeze", "sign", "measure", "outcome", "abandon"]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the ledger.
-
-    Attributes:
-        digest: of the prediction that it is about.
-        file: that the event made, in the ledger's folder; of an abandonment, the prediction's.
-        facts: everything else on the line.
-    """
-
-    event: str
-    digest: str
-    file: str
-    previous: str
-    line_digest: str
-    facts: dict[str, Any]
-
-    @property
-    def boot_id(self) -> str:
-        return str(self.facts["boot_id"])
-
-    @property
-    def boottime_ns(self) -> int:
-        return int(self.facts["boottime_ns"])
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What has become of a frozen prediction.
-
-    Attributes:
-        frozen_at: by the wall clock.
-        signer: fingerprint of the key that signed it, as the ledger states it.
-        measurements: digests of those entered, in order.
-        judged: digests of the measurements that have an outcome.
-        outcomes: in order; more than one where it was measured or judged more than once.
-        reason: why it was abandoned, or None.
-    """
-
-    digest: str
-    file: str
-    frozen_at: str
-    signer: str | None
-    measurements: tuple[str, ...]
-    judged: tuple[str, ...]
-    outcomes: tuple[str, ...]
-    reason: str | None
-
-    @property
-    def unjudged(self) -> tuple[str, ...]:
-        """Measurements of it that were entered, and never judged."""
-        return tuple(each for each in self.measurements if each not in self.judged)
-
-    @property
-    def stage(self) -> Literal["frozen", "measured", "judged", "abandoned"]:
-        """How far it has come. An outcome counts, even of a prediction that was abandoned."""
-        if self.outcomes:
-            return "judged"
-        if self.reason is not None:
-            return "abandoned"
-        return "measured" if self.measurements else "frozen"
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it lies in the file drawer: no outcome, and nobody said why."""
-        return self.stage in {"frozen", "measured"}
 
 
 class Ledger:
@@ -360,120 +289,11 @@ class _Writer:
                 **facts,
             }
         )
-        entry = _parse_line(line, str(self.ledger.path))
+        entry = parse_line(line, str(self.ledger.path))
         _write_all(self.stream.fileno(), line + b"\n")
         os.fsync(self.stream.fileno())
         self.entries.append(entry)
         _replace(self.ledger.head_path, head_of(self.entries))
-
-
-def parse_lines(content: bytes, where: str) -> list[Entry]:
-    """The whole lines of a ledger, their chain verified; an unfinished last line does not count.
-
-    Raises:
-        EvidenceError: something is no line of a ledger, or does not follow the line before.
-    """
-    entries: list[Entry] = []
-    previous = GENESIS
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        entry = _parse_line(line, f"{where}, line {number}")
-        if entry.previous != previous:
-            raise EvidenceError(
-                "the ledger's chain is broken: a line was changed, removed or moved",
-                observed=entry.previous,
-                allowed=previous,
-                where=f"{where}, line {number}",
-                hint="restore the ledger from its history",
-            )
-        entries.append(entry)
-        previous = entry.line_digest
-    return entries
-
-
-def _parse_line(line: bytes, where: str) -> Entry:
-    try:
-        facts = json.loads(line)
-        event, digest, file, previous = texts = [facts.pop(name) for name in ("event", "digest", "file", "previous")]
-        if not all(isinstance(text, str) for text in (*texts, facts["at"], facts["boot_id"])):
-            raise ValueError("a field is no text")
-        entry = Entry(event, digest, file, previous, hashlib.sha256(line).hexdigest(), facts)
-        if entry.boottime_ns < 0:
-            raise ValueError("a time is below 0")
-        if entry.event not in get_args(EventKind):
-            raise ValueError(f"no such event: {entry.event}")
-        check_plain(entry.file)
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise EvidenceError(
-            "the ledger is damaged", observed=f"{type(error).__name__}: {error}", where=where
-        ) from error
-    return entry
-
-
-def check_plain(file: str) -> str:
-    """``file``, if it names a file in the ledger's own folder. Raises ``ValueError``."""
-    if file in {"", ".", ".."} or "/" in file or "\0" in file:
-        raise ValueError(f"not the name of a file in this folder: {file!r}")
-    return file
-
-
-def head_of(entries: Sequence[Entry]) -> bytes:
-    """What the head holds: the number of lines and the digest of the last."""
-    return f"{len(entries)} {entries[-1].line_digest if entries else GENESIS}\n".encode()
-
-
-def check_head(content: bytes, entries: Sequence[Entry], head: bytes | None, where: str) -> None:
-    """Whether the ledger ends where its head says, or one line later.
-
-    Args:
-        content, entries: the ledger's bytes, and the lines in them.
-        head: the head's bytes, None where there is none.
-
-    Raises:
-        EvidenceError: lines at its end were changed, removed or added, or the head was.
-    """
-    fits = not content if head is None else head in {head_of(entries), head_of(entries[:-1])}
-    if not fits:
-        raise EvidenceError(
-            "the ledger does not end where its head says: lines were changed, removed or added, or the head was",
-            observed="no head" if head is None else head[:100].decode(errors="replace").strip(),
-            allowed=head_of(entries).decode().strip(),
-            where=where,
-            hint="restore the ledger and its head from their history",
-        )
-
-
-def states(entries: Sequence[Entry]) -> list[State]:
-    """What has become of each frozen prediction, in the order of freezing."""
-
-    def of(frozen: Entry) -> State:
-        own = [entry for entry in entries if entry.digest == frozen.digest]
-        by_event = {event: [entry for entry in own if entry.event == event] for event in get_args(EventKind)}
-        return State(
-            digest=frozen.digest,
-            file=frozen.file,
-            frozen_at=frozen.facts["at"],
-            signer=next((str(entry.facts.get("signer")) for entry in by_event["sign"]), None),
-            measurements=tuple(str(entry.facts.get("measurement", entry.file)) for entry in by_event["measure"]),
-            judged=tuple(str(entry.facts.get("measurement")) for entry in by_event["outcome"]),
-            outcomes=tuple(str(entry.facts.get("outcome")) for entry in by_event["outcome"]),
-            reason=next((str(entry.facts.get("reason")) for entry in by_event["abandon"]), None),
-        )
-
-    return [of(entry) for entry in entries if entry.event == "freeze"]
-
-
-def count_states(of: Sequence[State]) -> dict[str, int]:
-    """How many predictions have come how far; ``open`` are those without an outcome of which nobody said why."""
-    stages = [state.stage for state in of]
-    return {
-        "frozen": len(of),
-        "open": sum(state.is_open for state in of),
-        "unmeasured": stages.count("frozen"),
-        "measured": stages.count("measured"),
-        "judged": stages.count("judged"),
-        "abandoned": stages.count("abandoned"),
-        "unjudged_measurements": sum(len(state.unjudged) for state in of),
-    }
 
 
 def _not_frozen(digest: str, ledger: Path) -> EvidenceError:

@@ -14,7 +14,8 @@ from typing import Literal
 
 from b2gmodel import signing
 from b2gmodel.errors import B2GError, EvidenceError, UsageError
-from b2gmodel.ledger import HEAD_NAME, LEDGER_NAME, Entry, Ledger, check_head, check_plain, parse_lines
+from b2gmodel.ledger import HEAD_NAME, LEDGER_NAME, Ledger
+from b2gmodel.ledger_lines import Entry, check_head, check_plain, parse_lines
 from b2gmodel.records import Measurement, Prediction, Verdict
 from b2gmodel.store import parse_record, read_bytes, sha256_of_file
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from b2gmodel.bulk import BulkServer
+from b2gmodel.bulk_server import BulkServer
 from b2gmodel.closed_form import optimal_flights
 from b2gmodel.diagnostics import of_calibration
 from b2gmodel.errors import UsageError
@@ -26,6 +26,7 @@ from b2gmodel.predictors import (
     bulk_curves,
     bulk_knee,
     closed_form_curves,
+    closed_form_knee,
     mva_curves,
     simulation_curves,
     summary,
@@ -95,7 +96,7 @@ def predict(
         calibration_seen, point, assumed = calibration, choose_point(calibration, k), ()
         laws = laws_of(calibration, point, draws, rng)
     server = merging_server(calibration_seen, laws.batch)
-    knee = laws.instances * laws.cycle_s / laws.service_s if server is None else bulk_knee(laws, server)
+    knee = closed_form_knee(laws) if server is None else bulk_knee(laws, server)
     plan = _plan_with(plan, optimal_flights(float(knee[0]) / laws.instances, laws.instances))
     shown = sorted({*flights, *plan.flights})
     curves = _curves(laws, server, shown, simulator, seed)

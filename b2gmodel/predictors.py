@@ -12,7 +12,8 @@ from typing import Final, Literal, Protocol
 
 import numpy as np
 
-from b2gmodel.bulk import BulkServer, bulk_throughput, ladder_times
+from b2gmodel.bulk import bulk_throughput
+from b2gmodel.bulk_server import BulkServer, ladder_times
 from b2gmodel.closed_form import flights_distribution, optimal_flights
 from b2gmodel.errors import UsageError
 from b2gmodel.laws import Floats, Laws
@@ -67,10 +68,15 @@ class Curves:
 def closed_form_curves(laws: Laws, flights: Sequence[int]) -> Curves:
     """X(M) = min(M k / C, g k / S): an upper bound, with transport as a pure delay."""
     single = (laws.batch / laws.cycle_s)[:, np.newaxis]
-    knee = laws.instances * laws.cycle_s / laws.service_s
+    knee = closed_form_knee(laws)
     values = single * np.minimum(np.asarray(flights, dtype=float), np.maximum(knee, laws.instances)[:, np.newaxis])
     plateau = float(single[0, 0]) * max(float(knee[0]), laws.instances)
     return Curves(CLOSED_FORM, "upper bound", values, knee, plateau_per_s=plateau)
+
+
+def closed_form_knee(laws: Laws) -> Floats:
+    """N* = g C / S, shape ``[1 + draws]``."""
+    return np.asarray(laws.instances * laws.cycle_s / laws.service_s)
 
 
 def twice_instances_curves(laws: Laws, flights: Sequence[int]) -> Curves:

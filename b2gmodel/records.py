@@ -179,8 +179,7 @@ class SelfTestLeg(Record):
 class TransportPoint(Record):
     """The null model with ``flights`` batches in flight: the transport, and the null's own instance time.
 
-    ``transport_s`` is the mean cycle less the null's queue and service time; ``rate_per_s`` is flights over that:
-    the batches a second that so many batches in transport would make.
+    ``transport_s`` is the mean cycle less the null's queue and service time.
     """
 
     flights: Annotated[int, Field(ge=1)]
@@ -189,7 +188,6 @@ class TransportPoint(Record):
     service_s: Positive
     queue_s: Finite
     transport_s: Positive
-    rate_per_s: Estimate
 
 
 class LoadedPoint(Record):

@@ -13,7 +13,16 @@ from typing import Final
 import numpy as np
 
 from b2gmodel.errors import EvidenceError, UsageError
-from b2gmodel.laws import Floats, Laws, LinearLaw, choose_point, laws_of, service_line, transport_line
+from b2gmodel.laws import (
+    Floats,
+    Laws,
+    LinearLaw,
+    choose_point,
+    laws_of,
+    points_with_blocks,
+    service_line,
+    transport_line,
+)
 from b2gmodel.records import Calibration, CalibrationPoint
 
 PARAMETERS: Final = ("payload", "k", "instances", "service", "link", "transport")
@@ -97,7 +106,7 @@ def _transport(value: str, others: Sequence[Calibration]) -> Change:
             observed=value,
             allowed=", ".join(str(other.transport) for other in others) or "none given",
             where="--what-if",
-            hint=f"calibrate the null model once: b2g calibrate --transport {value}, and name it with --transport-from",
+            hint=f"calibrate over it, b2g calibrate --transport {value}, and name that with --transport-from",
         )
     return Change("transport", 1.0, found[0])
 
@@ -116,8 +125,8 @@ def changed(
         EvidenceError: a law that is needed was not measured, or the calibration states no times.
     """
     wanted = {change.parameter: change for change in changes}
-    base = choose_point(calibration, k)
-    laws = laws_of(calibration, base, draws, rng)
+    point, model = choose_point(calibration, k), calibration.model
+    laws = laws_of(calibration, point, draws, rng)
     if not laws.is_timed:
         raise EvidenceError(
             "a what-if needs S and D in seconds",
@@ -126,9 +135,8 @@ def changed(
             hint="calibrate the model on a server of yours with b2g calibrate",
         )
     said = [f"what if {', '.join(map(str, changes))}: an extrapolation, not a measurement of this system"]
-    point, model = base, calibration.model
     if "instances" in wanted:
-        laws, words = _with_instances(laws, base, int(wanted["instances"].value))
+        laws, words = _with_instances(laws, int(wanted["instances"].value))
         model = model.model_copy(update={"instances": laws.instances})
         said.append(words)
     if "k" in wanted:
@@ -156,7 +164,7 @@ def changed(
     return calibration.model_copy(update=seen), point, laws, tuple(said)
 
 
-def _with_instances(laws: Laws, point: CalibrationPoint, instances: int) -> tuple[Laws, str]:
+def _with_instances(laws: Laws, instances: int) -> tuple[Laws, str]:
     had = laws.instances
     if instances <= had:
         known = laws.is_compute_law_measured or instances == 1
@@ -209,7 +217,7 @@ def _with_bytes(calibration: Calibration, laws: Laws, point: CalibrationPoint, f
     """D's part that grows with the bytes, times ``factor``: fewer bytes, or a faster link, act alike."""
     fixed_share = 0.0
     words = "payload and link: all of D is taken to grow with the bytes (one batch size was calibrated)"
-    if len([each for each in calibration.points if each.k is not None and each.blocks]) > 1:
+    if len(points_with_blocks(calibration)) > 1:
         line = transport_line(calibration)
         batch_bytes = (point.k or 1) * point.payload_bytes
         whole_s = line.at(batch_bytes)
@@ -238,16 +246,13 @@ def _with_transport(
             hint="calibrate the same payload and k over the other transport",
         )
     theirs = laws_of(other, same[0], laws.draws, rng)
-    rows = min(len(theirs.cycle_s), len(laws.cycle_s))
-    transport_s = theirs.transport_s if len(theirs.cycle_s) == len(laws.cycle_s) else theirs.transport_s[:1]
+    # Where only one of the two states an uncertainty, the other's estimate stands for all its draws.
+    rows = range(1 + laws.draws) if theirs.draws else [0] * (1 + laws.draws)
     rates = theirs.transport_rates_per_s
-    if rows < len(laws.cycle_s):
-        transport_s = np.repeat(transport_s, len(laws.cycle_s))
-        rates = None if rates is None else np.repeat(rates[:1], len(laws.cycle_s), axis=0)
     moved = replace(
         laws,
-        cycle_s=laws.service_s + transport_s,
-        transport_rates_per_s=rates,
+        cycle_s=laws.service_s + theirs.transport_s[rows],
+        transport_rates_per_s=None if rates is None else rates[rows],
         transport_cv=theirs.transport_cv,
     )
     return moved, f"transport: D and the transport law of {other.name} ({other.transport}); S stays"

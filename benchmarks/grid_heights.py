@@ -19,18 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from calibrations import bare_calibration, transport_point
 
 from b2gmodel.prediction import predict
-from b2gmodel.records import (
-    Calibration,
-    CalibrationPoint,
-    Estimate,
-    ModelInfo,
-    Prediction,
-    TensorInfo,
-    TransportLaw,
-    TransportPoint,
-)
+from b2gmodel.records import Calibration, CalibrationPoint, Estimate, Prediction, TransportLaw
 from b2gmodel.sim.simulation import Simulation
 
 GRID = Path(__file__).parents[1] / "calibration" / "prototype" / "grid.json"
@@ -60,24 +52,15 @@ def means(rows: list[dict[str, Any]]) -> dict[Key, dict[str, float]]:
 def calibration(cells: dict[Key, dict[str, float]], model: str, payload_kib: int, k: int) -> Calibration:
     """The row M = 1 of the model, and the rows of the null."""
     alone = cells[model, payload_kib, 1]
-    points = []
-    for (name, payload, flights), cell in sorted(cells.items()):
-        if (name, payload) == ("null", payload_kib):
-            transport_s = cell["cycle_s"] - cell["service_s"] - cell["queue_s"]
-            points.append(
-                TransportPoint(
-                    flights=flights,
-                    batches_per_s=Estimate(mean=cell["x"]),
-                    cycle_s=cell["cycle_s"],
-                    service_s=cell["service_s"],
-                    queue_s=cell["queue_s"],
-                    transport_s=transport_s,
-                    rate_per_s=Estimate(mean=flights / transport_s),
-                )
-            )
+    points = tuple(
+        transport_point(flights, cell["x"], cell["service_s"], cell["queue_s"])
+        for (name, payload, flights), cell in sorted(cells.items())
+        if (name, payload) == ("null", payload_kib)
+    )
     payload_bytes = payload_kib * 1024
-    law = TransportLaw(null_model="null", k=k, batch_bytes=k * payload_bytes, points=tuple(points))
+    law = TransportLaw(null_model="null", k=k, batch_bytes=k * payload_bytes, points=points)
     times = {"cycle_s": alone["cycle_s"], "service_s": alone["service_s"]}
+    # The grid keeps means alone: these spreads are taken. With a cv of 0.02 the simulation's are 4.0, 8.8, 16.4 %.
     point = CalibrationPoint(
         k=k,
         payload_bytes=payload_bytes,
@@ -85,28 +68,7 @@ def calibration(cells: dict[Key, dict[str, float]], model: str, payload_kib: int
         transport_s=Estimate(mean=times["cycle_s"] - times["service_s"], cv=0.2),
         **{name: Estimate(mean=value, cv=0.05) for name, value in times.items()},
     )
-    return Calibration(
-        name=f"{model}-{payload_kib}",
-        source=str(GRID.name),
-        host=None,
-        software=None,
-        clock=None,
-        server=None,
-        model=ModelInfo(
-            name=model,
-            compute="emulated",
-            compute_table_digest=None,
-            platform=None,
-            max_batch_size=k,
-            instances=1,
-            dynamic_batching=False,
-            inputs=(TensorInfo(name=None, datatype=None, shape=()),),
-        ),
-        transport="http",
-        session_ids=(),
-        points=(point,),
-        raw=None,
-    )
+    return bare_calibration(f"{model}-{payload_kib}", GRID.name, point)
 
 
 def main() -> int:

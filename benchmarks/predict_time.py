@@ -21,18 +21,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+from calibrations import bare_calibration, transport_point
 
 from b2gmodel.network import throughput_curve
-from b2gmodel.records import (
-    Block,
-    Calibration,
-    CalibrationPoint,
-    Estimate,
-    ModelInfo,
-    TensorInfo,
-    TransportLaw,
-    TransportPoint,
-)
+from b2gmodel.records import Block, CalibrationPoint, Estimate, TransportLaw
 from b2gmodel.store import write_record, write_table
 from b2gmodel.units import NS_PER_S
 
@@ -55,18 +47,7 @@ def write_calibration(folder: Path, name: str, transport_s: float, service_s: fl
     means = cycles_s.reshape(20, 25, 2).mean(axis=1)
     null_s = service_s / 10
     rates = throughput_curve([np.array([1.0, 1.6, 1.9, 2.0]) / transport_s, [1 / null_s]], 8)[0]
-    points = tuple(
-        TransportPoint(
-            flights=n,
-            batches_per_s=Estimate(mean=x, low=0.97 * x, high=1.03 * x, level=0.95),
-            cycle_s=n / x,
-            service_s=null_s,
-            queue_s=0.0,
-            transport_s=n / x - null_s,
-            rate_per_s=Estimate(mean=n / (n / x - null_s)),
-        )
-        for n, x in enumerate(rates.tolist(), 1)
-    )
+    points = tuple(transport_point(n, x, null_s, 0.0, spread=0.03) for n, x in enumerate(rates.tolist(), 1))
     point = CalibrationPoint(
         k=K,
         payload_bytes=602_112,
@@ -76,28 +57,8 @@ def write_calibration(folder: Path, name: str, transport_s: float, service_s: fl
         blocks=tuple(Block(session=0, cycle_s=d + s, service_s=s) for d, s in means.tolist()),
         transport_law=TransportLaw(null_model="null", k=K, batch_bytes=K * 602_112, points=points),
     )
-    record = Calibration(
-        name=name,
-        source="benchmark",
-        host=None,
-        software=None,
-        clock=None,
-        server=None,
-        model=ModelInfo(
-            name=name,
-            compute="emulated",
-            compute_table_digest=None,
-            platform=None,
-            max_batch_size=K,
-            instances=1,
-            dynamic_batching=False,
-            inputs=(TensorInfo(name=None, datatype=None, shape=()),),
-        ),
-        transport="http",
-        session_ids=(),
-        points=(point,),
-        raw=write_table(folder / f"{name}.parquet", columns),
-    )
+    raw = write_table(folder / f"{name}.parquet", columns)
+    record = bare_calibration(name, "benchmark", point, raw)
     return write_record(folder / f"{name}.json", record)
 
 

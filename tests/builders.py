@@ -97,7 +97,6 @@ def transport_law(
                 service_s=service_s,
                 queue_s=queue_s,
                 transport_s=transport_s,
-                rate_per_s=Estimate(mean=n / transport_s),
             )
         )
     return TransportLaw(null_model="m_null", k=8, batch_bytes=8 * PAYLOAD_BYTES, points=tuple(points))

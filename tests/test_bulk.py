@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from b2gmodel import bulk
+from b2gmodel import bulk_chain
 from b2gmodel.batcher import Policy
-from b2gmodel.bulk import BulkServer, bulk_throughput, ladder_times
+from b2gmodel.bulk import bulk_throughput
+from b2gmodel.bulk_server import BulkServer, ladder_times
 from b2gmodel.closed_form import Station as Demand
 from b2gmodel.errors import UsageError
 from b2gmodel.network import ClosedNetwork, FlowEquivalent
@@ -251,7 +252,7 @@ def test_draws_and_populations_in_one_pass_are_those_one_by_one(monkeypatch: pyt
     jobs = [7, 1, 12, 3]
     whole = bulk_throughput(server, rates, jobs, service_cv=0.6, times_s=times_s)
     assert whole.populations == (7, 1, 12, 3)
-    monkeypatch.setattr(bulk, "_CHUNK_FLOATS", 1)
+    monkeypatch.setattr(bulk_chain, "_CHUNK_FLOATS", 1)
     for (d, rate), (c, n) in itertools.product(enumerate(rates), enumerate(jobs)):
         own = replace(server, ladder_s=((1, times_s[d, 0]), (8, times_s[d, 1])))
         alone = bulk_throughput(own, rate, [n], service_cv=0.6)
@@ -269,7 +270,7 @@ def test_the_inverse_of_large_blocks() -> None:
     """Beyond what is eliminated row by row, where it halves."""
     rng = np.random.default_rng(1)
     t = 101.0 * np.eye(101) - rng.random((3, 101, 101))
-    assert bulk._inverse(t) @ t == pytest.approx(np.broadcast_to(np.eye(101), (3, 101, 101)), abs=1e-12)
+    assert bulk_chain._inverse(t) @ t == pytest.approx(np.broadcast_to(np.eye(101), (3, 101, 101)), abs=1e-12)
 
 
 SERVER = BulkServer(LADDER, 8)

@@ -127,7 +127,8 @@ def test_the_limits_are_the_predictions_own(prediction: Prediction, clean: Measu
     lenient = prediction.model_copy(
         update={"limits": prediction.limits.model_copy(update={"failed_share": 0.02, "count_difference_share": 0.02})}
     )
-    seen = in_run(1, 2, failed=2, server_executions=114)(clean)
+    measured = clean.model_copy(update={"prediction_digest": digest_of(lenient)})
+    seen = in_run(1, 2, failed=2, server_executions=114)(measured)
     assert {check.outcome for check in examine(lenient, seen)} == {"passed"}
 
 
@@ -187,3 +188,11 @@ def test_of_the_servers_own_batching_executions_are_not_counted(prediction: Pred
 def test_clocks_are_told(clean: Measurement, prediction: Prediction) -> None:
     assert clean.clock == Clock(domain="CLOCK_MONOTONIC", boot_id="boot")
     assert examine(prediction, clean)[1].observed == "CLOCK_MONOTONIC, one boot, 3 session(s) in order"
+
+
+def test_the_digest_is_compared_and_not_taken_on_trust(prediction: Prediction, clean: Measurement) -> None:
+    """The judge refuses a foreign measurement before it examines it; the check itself fails for one, too."""
+    foreign = clean.model_copy(update={"prediction_digest": "0" * 64})
+    found = {check.name: check.outcome for check in examine(prediction, foreign)}
+    assert found[evidence.DIGESTS] == "failed"
+    assert {check.name: check.outcome for check in examine(prediction, clean)}[evidence.DIGESTS] == "passed"

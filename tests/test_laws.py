@@ -49,7 +49,7 @@ def test_the_nulls_own_instance_time_is_taken_out(server: FakeServer) -> None:
         # The delay of 2 ms that the fake makes outside its counters is transport, at every number of flights.
         assert point.transport_s >= 0.002
         assert point.cycle_s == pytest.approx(point.transport_s + point.service_s + point.queue_s)
-        assert point.rate_per_s.mean == pytest.approx(point.flights / point.transport_s)
+        assert point.batches_per_s.mean == pytest.approx(point.flights / point.cycle_s)
     assert law.points[3].batches_per_s.mean > law.points[0].batches_per_s.mean
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from b2gmodel.errors import EvidenceError, UsageError
 from b2gmodel.judge import judge
-from b2gmodel.ledger import GENESIS, Ledger, count_states, head_of
+from b2gmodel.ledger import Ledger
+from b2gmodel.ledger_lines import GENESIS, head_of
+from b2gmodel.ledger_states import count_states
 from b2gmodel.records import Prediction, canonical_bytes, digest_of
 from b2gmodel.store import write_record
 

@@ -15,7 +15,8 @@ from cli_bench import MEASURED, Out, complained, said
 
 from b2gmodel.errors import EvidenceError, UsageError
 from b2gmodel.judge import judge
-from b2gmodel.ledger import Entry, Ledger, boot_id, head_of, parse_lines
+from b2gmodel.ledger import Ledger, boot_id
+from b2gmodel.ledger_lines import Entry, head_of, parse_lines
 from b2gmodel.ledger_verify import verify
 from b2gmodel.records import Measurement, Prediction, digest_of
 from b2gmodel.store import write_record, write_table

@@ -213,7 +213,6 @@ def a_calibration(folder: Path, *, law: bool = False, cycles: bool = False) -> P
                 service_s=1e-9,
                 queue_s=0.0,
                 transport_s=flights / rate_per_s,
-                rate_per_s=Estimate(mean=rate_per_s),
             )
             for flights, rate_per_s in rate
         )

@@ -11,7 +11,7 @@ from b2gmodel.cli.options import AllowedSigners, Json, PredictionsFolder
 from b2gmodel.cli.output import say, say_json, table
 
 if TYPE_CHECKING:
-    from b2gmodel.ledger import State
+    from b2gmodel.ledger_states import State
     from b2gmodel.ledger_verify import Verification
 
 UNSOUND = 3
@@ -27,7 +27,8 @@ def register(app: typer.Typer) -> None:
 
 def status(predictions: PredictionsFolder = Path("predictions"), json: Json = False) -> None:
     """List the frozen predictions that have no outcome, and count all: the file drawer."""
-    from b2gmodel.ledger import Ledger, count_states
+    from b2gmodel.ledger import Ledger
+    from b2gmodel.ledger_states import count_states
 
     states = Ledger(predictions).states()
     counts = count_states(states)

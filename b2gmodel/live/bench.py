@@ -44,6 +44,11 @@ class Setting:
     batch_size: int
     flights: int
 
+    @classmethod
+    def of_flights(cls, k: int, flights: int) -> Setting:
+        """Batches of ``k`` in the proxy: C3 with one in flight, C4 with more."""
+        return cls("C3" if flights == 1 else "C4", k, flights)
+
     @property
     def concurrency(self) -> int:
         """Closed-loop callers: enough to fill every flight, and no more."""

@@ -85,13 +85,11 @@ async def measure_loaded_service(
     """
     payloads = make_payloads(null, k * max(_BESIDE), to_null)
     bench = Bench(to_null, control, null, payloads, f"{run_id}.n")
-    await bench.warm_up(Setting("C4", k, max(_BESIDE)))
+    await bench.warm_up(Setting.of_flights(k, max(_BESIDE)))
     points = []
     for step, beside in enumerate(_BESIDE):
         single = SingleFlight(transport, control, model, k, run_id=f"{run_id}.{beside}")
-        busy = (
-            bench.kept_busy(Setting("C3" if beside == 1 else "C4", k, beside), str(step)) if beside else nullcontext()
-        )
+        busy = bench.kept_busy(Setting.of_flights(k, beside), str(step)) if beside else nullcontext()
         async with busy:
             await single.run_unread(_LOADED_CYCLES)
         executions, service_ns = single.server_totals()
@@ -129,7 +127,7 @@ async def _runs(
     run_id: str,
     told: Callable[[float], None],
 ) -> dict[int, list[Run]]:
-    settings = [Setting("C3" if n == 1 else "C4", k, n) for n in flights]
+    settings = [Setting.of_flights(k, n) for n in flights]
     payloads = make_payloads(model, k * max(flights), transport)
     bench = Bench(transport, control, model, payloads, run_id)
     await bench.warm_up(settings[-1])
@@ -161,19 +159,16 @@ def _transport_point(n: int, runs: Sequence[Run], k: int) -> TransportPoint:
     cycle_s = n / batches_per_s
     service_s = _mean(run.service_s for run in runs)
     queue_s = _mean(run.queue_s for run in runs)
-    transport_s = cycle_s - service_s - queue_s
-    # The relative width is the throughput's, magnified by the cycle's share that transport is.
-    stretched = spread * cycle_s / transport_s
     return TransportPoint(
         flights=n,
-        batches_per_s=_around(batches_per_s, spread),
+        batches_per_s=Estimate(
+            mean=batches_per_s,
+            low=batches_per_s * (1 - spread),
+            high=batches_per_s * (1 + spread),
+            level=_LEVEL,
+        ),
         cycle_s=cycle_s,
         service_s=service_s,
         queue_s=queue_s,
-        transport_s=transport_s,
-        rate_per_s=_around(n / transport_s, stretched),
+        transport_s=cycle_s - service_s - queue_s,
     )
-
-
-def _around(mean: float, spread: float) -> Estimate:
-    return Estimate(mean=mean, low=mean * (1 - spread), high=mean * (1 + spread), level=_LEVEL)

@@ -112,7 +112,7 @@ def measure(
 
 def _settings(prediction: Prediction, k: int) -> list[Setting]:
     plan = prediction.plan
-    c4 = [Setting("C3" if flights == 1 else "C4", k, flights) for flights in plan.flights]
+    c4 = [Setting.of_flights(k, flights) for flights in plan.flights]
     return [*c4, Setting("C1", 1, plan.baseline_concurrency)]
 
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from b2gmodel.laws import Laws
-from b2gmodel.sim.distributions import Constant, CycleTimes, Distribution, Floats, Gamma, Independent, Resampled
+from b2gmodel.sim.distributions import Floats
 from b2gmodel.sim.predictor import simulated_curves
-from b2gmodel.sim.stations import Line, Station
-
-TRANSPORT: Final = "transport"
-GPU: Final = "gpu"
-_LEAST_CV: Final = 1e-3
+from b2gmodel.sim.question import Question
+from b2gmodel.sim.stations import Line
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,19 +43,16 @@ class Simulation:
         return np.asarray(laws.batch * batches)
 
     def _line(self, laws: Laws, row: int) -> Line:
-        busy_s = laws.busy_service_s[row].tolist()
-        gpu = Station.queue(GPU) if len(busy_s) == 1 else Station.instances(GPU, busy_s)
-        transport, work = Station.delay(TRANSPORT), float(laws.transport_s[row])
-        if laws.transport_rates_per_s is not None:
-            transport, work = Station.flow_equivalent(TRANSPORT, laws.transport_rates_per_s[row].tolist()), 1.0
-        return Line((transport, gpu), (TRANSPORT, GPU), self._times(laws, work, busy_s[0]), GPU)
-
-    def _times(self, laws: Laws, transport_work: float, service_s: float) -> CycleTimes:
-        cycles_s = self.cycles_s
-        if cycles_s is not None and (cycles_s > 0).all():
-            return Resampled(cycles_s / cycles_s.mean(axis=0) * [transport_work, service_s])
-        return Independent([_spread(transport_work, laws.transport_cv), _spread(service_s, laws.service_cv)])
-
-
-def _spread(mean: float, cv: float | None) -> Distribution:
-    return Gamma(mean, cv) if cv is not None and cv > _LEAST_CV else Constant(mean)
+        rates, busy_s = laws.transport_rates_per_s, tuple(laws.busy_service_s[row].tolist())
+        # Times that are not all positive (clock against counters) have no distribution: their spread has.
+        is_physical = self.cycles_s is not None and bool((self.cycles_s > 0).all())
+        return Question(
+            service_s=busy_s[0],
+            transport_s=float(laws.transport_s[row]),
+            service_cv=laws.service_cv or 0.0,
+            transport_cv=laws.transport_cv or 0.0,
+            cycles_s=self.cycles_s if is_physical else None,
+            transport_rates_per_s=None if rates is None else tuple(rates[row].tolist()),
+            instances=laws.instances,
+            busy_service_s=busy_s,
+        ).line()
