@@ -29,6 +29,9 @@ from b2gmodel.live.repository import COMPUTE, embedded_repository
 from b2gmodel.live.workloads import WorkloadTable
 
 HOST: Final = "127.0.0.1"
+# The allocator keeps what it has instead of giving it back to the kernel after a large batch: fresh pages cost more
+# than copies, and whether they were needed changed from start to start, and with it S and D by a third (ADR 9).
+_MEMORY_KEPT: Final = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 INSTALL_HINT: Final = "pip install 'b2gmodel[triton]'"
 STUB: Final = "triton_python_backend_stub"
 
@@ -236,9 +239,10 @@ def _start_failure(event: Mapping[str, Any]) -> SetupError:
 
 
 def _environment() -> dict[str, str]:
-    """Our own environment, without a GPU, with one thread for linear algebra, with our libpython first."""
+    """Our own environment: no GPU, one thread for linear algebra, memory kept, our libpython first."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment |= _MEMORY_KEPT
     folder = shared_python_folder()
     if folder is not None:
         paths = (str(folder), environment.get("LD_LIBRARY_PATH"))
