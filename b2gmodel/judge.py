@@ -18,7 +18,7 @@ from b2gmodel.errors import EvidenceError
 from b2gmodel.evidence import examine, refuse_foreign
 from b2gmodel.measured import MeasuredPoint, measured_baseline, measured_curve
 from b2gmodel.measured_diagnostics import of_measurement
-from b2gmodel.placement import placement_score
+from b2gmodel.placement_scores import placement_score
 from b2gmodel.records import Check, Claim, Estimate, EvidenceCheck, Measurement, Prediction, Verdict, digest_of
 from b2gmodel.scores import (
     SessionLogs,

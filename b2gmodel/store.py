@@ -20,7 +20,7 @@ import rfc8785
 from pydantic import ValidationError
 
 from b2gmodel.errors import EvidenceError, UsageError
-from b2gmodel.records import NAME_PATTERN, RECORD_TYPES, Calibration, RawFile, Record, canonical_bytes
+from b2gmodel.records import NAME_PATTERN, Calibration, RawFile, Record, canonical_bytes
 from b2gmodel.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def read_record(path: Path, record_type: type[RecordT]) -> RecordT:
 
 def parse_record(content: bytes, record_type: type[RecordT], *, where: str) -> RecordT:
     """As ``read_record``, from bytes."""
-    wanted = next(key for key, kind in RECORD_TYPES.items() if kind is record_type)
+    wanted = record_type.model_fields["record"].default
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ import pytest
 from b2gmodel.errors import EvidenceError
 from b2gmodel.judge import judge
 from b2gmodel.measured import MeasuredPoint, measured_curve
-from b2gmodel.placement import placement_score, score
+from b2gmodel.placement_scores import placement_score, score
 from b2gmodel.prediction import predict
 from b2gmodel.records import Measurement, Prediction, PredictorScore, Verdict
 from b2gmodel.scores import (

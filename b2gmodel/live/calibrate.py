@@ -10,7 +10,13 @@ from typing import Any, Final
 from b2gmodel.errors import UsageError
 from b2gmodel.live.host import describe_clock, describe_host, describe_software
 from b2gmodel.live.kserve import ControlPlane, ModelSpec
-from b2gmodel.live.laws import measure_compute_law, measure_loaded_service, measure_transport_law
+from b2gmodel.live.laws import (
+    LAW_FLIGHTS,
+    measure_compute_law,
+    measure_loaded_service,
+    measure_transport_law,
+    warm_server,
+)
 from b2gmodel.live.point import Table, calibrate_point
 from b2gmodel.live.target import Endpoint
 from b2gmodel.live.transport import Transport
@@ -37,6 +43,8 @@ class Wanted:
         precision: half-width wanted, as a share of the mean cycle.
         transport: how batches travel, a ``TransportName``.
         null_model: the model that computes nothing, for the transport law; None: no transport law.
+        law_batches: batch sizes whose transport law is measured; None: that of each.
+        law_flights: null batches in flight, from 1.
     """
 
     model: str
@@ -46,6 +54,8 @@ class Wanted:
     precision: float = 0.02
     transport: str = DEFAULT_TRANSPORT
     null_model: str | None = None
+    law_batches: tuple[int, ...] | None = None
+    law_flights: tuple[int, ...] = LAW_FLIGHTS
 
 
 async def calibrate(
@@ -181,7 +191,11 @@ class _Session:
     async def point(self, k: int, told: Progress) -> tuple[CalibrationPoint, Table]:
         """Single-flight at ``k``, then the transport law and, with several instances, the compute law."""
         run_id = f"{self.session_id}.k{k}"
-        single_share = 1.0 if self.null is None else _SINGLE_FLIGHT_SHARE
+        has_law = self.null is not None and k in (self.wanted.law_batches or (k,))
+        single_share = _SINGLE_FLIGHT_SHARE if has_law else 1.0
+        if self.null is not None:
+            async with self._transport(self.null) as to_null:
+                await warm_server(to_null, self.control, self.null, k, run_id=f"{run_id}.w")
         async with self._transport(self.model) as transport:
             point, table = await calibrate_point(
                 transport,
@@ -205,7 +219,7 @@ class _Session:
                     told=lambda _: told("instances", single_share),
                 )
                 point = point.model_copy(update={"compute_law": law})
-        if self.null is not None:
+        if self.null is not None and has_law:
             async with self._transport(self.null) as transport:
                 transport_law = await measure_transport_law(
                     transport,
@@ -214,6 +228,7 @@ class _Session:
                     k,
                     cycle_s=_cycle_s(point),
                     run_id=f"{run_id}.n",
+                    flights=self.wanted.law_flights,
                     told=lambda share: told("transport", single_share + share * (_LAW_SHARE - single_share)),
                 )
                 if not self.model.dynamic_batching:

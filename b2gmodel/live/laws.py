@@ -29,7 +29,8 @@ _SECONDS: Final = 0.6
 _CYCLES: Final = 25
 # Null batches beside the model's own, and how many of its cycles show its S then.
 _BESIDE: Final = (0, 1, 2)
-_LOADED_CYCLES: Final = 30
+_LOADED_CYCLES: Final = 15
+_LOADED_ROUNDS: Final = 3
 _LEVEL: Final = 0.95
 _ORDER_SEED: Final = 1
 
@@ -86,16 +87,34 @@ async def measure_loaded_service(
     payloads = make_payloads(null, k * max(_BESIDE), to_null)
     bench = Bench(to_null, control, null, payloads, f"{run_id}.n")
     await bench.warm_up(Setting.of_flights(k, max(_BESIDE)))
-    points = []
-    for step, beside in enumerate(_BESIDE):
-        single = SingleFlight(transport, control, model, k, run_id=f"{run_id}.{beside}")
+    totals = dict.fromkeys(_BESIDE, (0, 0))
+    turns = [(turn, beside) for turn in range(_LOADED_ROUNDS) for beside in _BESIDE]
+    for step, (turn, beside) in enumerate(turns):
+        single = SingleFlight(transport, control, model, k, run_id=f"{run_id}.{turn}.{beside}")
         busy = bench.kept_busy(Setting.of_flights(k, beside), str(step)) if beside else nullcontext()
         async with busy:
             await single.run_unread(_LOADED_CYCLES)
         executions, service_ns = single.server_totals()
-        points.append(LoadedPoint(null_flights=beside, cycles=executions, service_s=s_from_ns(service_ns / executions)))
-        told((step + 1) / len(_BESIDE))
-    return tuple(points)
+        totals[beside] = (totals[beside][0] + executions, totals[beside][1] + service_ns)
+        told((step + 1) / len(turns))
+    return tuple(
+        LoadedPoint(null_flights=beside, cycles=executions, service_s=s_from_ns(service_ns / executions))
+        for beside, (executions, service_ns) in totals.items()
+    )
+
+
+async def warm_server(transport: Transport, control: ControlPlane, null: ModelSpec, k: int, *, run_id: str) -> None:
+    """As many null batches at once as the transport law will ever have, so that the server's memory has grown.
+
+    A server that has just started passes a large batch up to twice as slowly as it does after some have been in
+    flight together, and single-flight by itself does not get it there.
+
+    Raises:
+        ServerError: the server failed.
+    """
+    widest = Setting.of_flights(k, max(LAW_FLIGHTS))
+    payloads = make_payloads(null, widest.concurrency, transport)
+    await Bench(transport, control, null, payloads, run_id).warm_up(widest)
 
 
 async def measure_compute_law(
