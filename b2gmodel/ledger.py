@@ -15,19 +15,24 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import rfc8785
 
 from b2gmodel.errors import EvidenceError, UsageError
+from b2gmodel.ledger_environment import environment_digest, environment_lock, lock_file
 from b2gmodel.ledger_lines import GENESIS, Entry, EventKind, check_head, head_of, parse_line, parse_lines
 from b2gmodel.ledger_states import State, states
-from b2gmodel.records import Prediction, Verdict, digest_of
-from b2gmodel.store import parse_record, read_bytes, sync_folder, write_record
+from b2gmodel.placement_records import StudyPrediction, StudyVerdict
+from b2gmodel.records import Prediction, Software, Verdict, digest_of
+from b2gmodel.store import parse_record, read_bytes, sync_folder, write_atomically, write_record
+
+AnyPrediction = Prediction | StudyPrediction
+PredictionT = TypeVar("PredictionT", Prediction, StudyPrediction, AnyPrediction)
 
 LEDGER_NAME: Final = "ledger.jsonl"
 HEAD_NAME: Final = "ledger.head"
@@ -44,11 +49,15 @@ class Ledger:
         self.path = folder / LEDGER_NAME
         self.head_path = folder / HEAD_NAME
 
-    def freeze(self, prediction: Prediction) -> Path:
-        """Write the prediction under its digest and enter it; the same content again is the same file and entry."""
+    def freeze(self, prediction: AnyPrediction) -> Path:
+        """Write the prediction under its digest and enter it; the same content again is the same file and entry.
+
+        The lock of the environment that it states is written beside it, where that is the environment here.
+        """
         digest = digest_of(prediction)
         path = self.folder / f"{prediction.name}-{digest}.json"
         write_record(path, prediction)
+        self._keep_lock(prediction.software)
         with self._locked() as writer:
             if writer.find("freeze", digest) is None:
                 writer.append("freeze", digest, path.name)
@@ -67,7 +76,7 @@ class Ledger:
         """
         from b2gmodel import signing
 
-        _, digest = self.load_frozen(prediction)
+        _, digest = self.load_frozen_any(prediction)
         signature = signing.sign(read_bytes(prediction), key)
         with self._locked() as writer:
             path = self.folder / f"{writer.frozen(digest).file}{SIGNATURE_SUFFIX}"
@@ -98,7 +107,7 @@ class Ledger:
             writer.frozen(digest)
             writer.append(event, digest, file, **facts)
 
-    def enter_verdict(self, measurement_name: str, verdict: Verdict) -> Path:
+    def enter_verdict(self, measurement_name: str, verdict: Verdict | StudyVerdict) -> Path:
         """Write a verdict and enter the outcome; the same verdict again changes nothing."""
         digest = digest_of(verdict)
         path = self.folder / f"{measurement_name}-verdict-{digest[:12]}.json"
@@ -176,11 +185,18 @@ class Ledger:
         )
 
     def load_frozen(self, path: Path) -> tuple[Prediction, str]:
-        """A prediction and its digest, provided that it is in the ledger byte for byte.
+        """A prediction of X(M) and its digest. Raises as ``load_frozen_any``; ``UsageError`` where it is a study's."""
+        return self._load(path, Prediction)
+
+    def load_frozen_any(self, path: Path) -> tuple[AnyPrediction, str]:
+        """A prediction of either kind and its digest, provided that it is in the ledger byte for byte.
 
         Raises:
             EvidenceError: its bytes changed since it was frozen, or it was never frozen here.
         """
+        return self._load(path, Prediction, StudyPrediction)
+
+    def _load(self, path: Path, *kinds: type[PredictionT]) -> tuple[PredictionT, str]:
         content = read_bytes(path)
         digest = hashlib.sha256(content).hexdigest()
         frozen = [entry for entry in self.entries() if entry.event == "freeze"]
@@ -195,9 +211,9 @@ class Ledger:
                     hint="restore the file as it was frozen",
                 )
             # Not a record at all is the more telling error.
-            parse_record(content, Prediction, where=str(path))
+            parse_record(content, *kinds, where=str(path))
             raise _not_frozen(digest, self.path)
-        return parse_record(content, Prediction, where=str(path)), digest
+        return parse_record(content, *kinds, where=str(path)), digest
 
     def entries(self) -> list[Entry]:
         """All lines, their chain and head verified. An absent ledger has none.
@@ -226,6 +242,15 @@ class Ledger:
             return b"", head
         except OSError as error:
             raise UsageError("cannot read the ledger", observed=error.strerror, where=str(self.path)) from error
+
+    def _keep_lock(self, software: Software | None) -> None:
+        """Write what is installed, unless it is there, or is not what ``software`` states."""
+        lock = None if software is None else software.lock_digest
+        if lock is not None and lock == environment_digest():
+            with suppress(FileExistsError):
+                write_atomically(
+                    self.folder / lock_file(lock), lambda stream: stream.write(environment_lock().encode())
+                )
 
     def _read_head(self) -> bytes | None:
         return read_bytes(self.head_path) if self.head_path.exists() else None

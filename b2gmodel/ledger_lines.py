@@ -17,7 +17,7 @@ from b2gmodel.errors import EvidenceError
 
 GENESIS: Final = "0" * 64
 
-EventKind = Literal["freeze", "sign", "measure", "outcome", "abandon"]
+EventKind = Literal["freeze", "sign", "begin", "measure", "outcome", "abandon"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Entry:
 
     Attributes:
         digest: of the prediction that it is about.
-        file: that the event made, in the ledger's folder; of an abandonment, the prediction's.
+        file: that the event made, in the ledger's folder; of a beginning, the measurement's that is to come; of an
+            abandonment, the prediction's.
         facts: everything else on the line.
     """
 

@@ -15,11 +15,16 @@ from typing import Literal
 from b2gmodel import signing
 from b2gmodel.errors import B2GError, EvidenceError, UsageError
 from b2gmodel.ledger import HEAD_NAME, LEDGER_NAME, Ledger
+from b2gmodel.ledger_environment import lock_file
 from b2gmodel.ledger_lines import Entry, check_head, check_plain, parse_lines
-from b2gmodel.records import Measurement, Prediction, Verdict
+from b2gmodel.placement_records import StudyMeasurement, StudyPrediction, StudySessionInfo, StudyVerdict
+from b2gmodel.records import Measurement, Prediction, Session, Verdict
 from b2gmodel.store import parse_record, read_bytes, sha256_of_file
 
 _SHOWN = 3
+_PREDICTIONS: tuple[type[Prediction | StudyPrediction], ...] = (Prediction, StudyPrediction)
+_MEASUREMENTS: tuple[type[Measurement | StudyMeasurement], ...] = (Measurement, StudyMeasurement)
+_VERDICTS: tuple[type[Verdict | StudyVerdict], ...] = (Verdict, StudyVerdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ def verify(ledger: Ledger, allowed_signers: Path | None = None) -> Verification:
     rest: dict[str, Callable[[Sequence[Entry]], _Findings]] = {
         "order": lambda entries: _order(entries, files),
         "predictions": lambda entries: _predictions(entries, files),
+        "environments": lambda entries: _environments(entries, files),
         "measurements": lambda entries: _measurements(entries, files),
         "raw-files": lambda entries: _raw_files(entries, files),
         "verdicts": lambda entries: _verdicts(entries, files),
@@ -148,8 +154,17 @@ class _Files:
             raise EvidenceError("the file was changed", observed=seen, allowed=str(digest), where=file)
         return content
 
-    def measurement(self, entry: Entry) -> Measurement:
-        return parse_record(self.read(entry.file, entry.facts.get("measurement")), Measurement, where=entry.file)
+    def prediction(self, entry: Entry) -> Prediction | StudyPrediction:
+        content = self.read(entry.file, entry.digest)
+        return parse_record(content, *_PREDICTIONS, where=entry.file)
+
+    def measurement(self, entry: Entry) -> Measurement | StudyMeasurement:
+        content = self.read(entry.file, entry.facts.get("measurement"))
+        return parse_record(content, *_MEASUREMENTS, where=entry.file)
+
+    def verdict(self, entry: Entry) -> Verdict | StudyVerdict:
+        content = self.read(entry.file, entry.facts.get("verdict"))
+        return parse_record(content, *_VERDICTS, where=entry.file)
 
 
 def _check_head(content: bytes, entries: Sequence[Entry], head: bytes | None) -> LedgerCheck:
@@ -197,9 +212,10 @@ def _begun(entry: Entry, files: _Files) -> list[tuple[int, str, int]]:
         measured = files.measurement(entry)
     except B2GError:
         return []
+    sessions: Sequence[Session | StudySessionInfo] = measured.sessions
     return [
         (number, session.boot_id, int(session.begin_boottime_ns))
-        for number, session in enumerate(measured.sessions, start=1)
+        for number, session in enumerate(sessions, start=1)
         if session.boot_id is not None and session.begin_boottime_ns is not None
     ]
 
@@ -215,10 +231,38 @@ def _misplaced(boot: str, begin_ns: int, frozen: Entry, measured: Entry) -> list
 
 def _predictions(entries: Sequence[Entry], files: _Files) -> _Findings:
     frozen = [entry for entry in entries if entry.event == "freeze"]
-    faults = _faults(
-        frozen, lambda entry: parse_record(files.read(entry.file, entry.digest), Prediction, where=entry.file)
+    return _Findings(f"{_count(len(frozen), 'prediction')} as frozen", _faults(frozen, files.prediction))
+
+
+def _environments(entries: Sequence[Entry], files: _Files) -> _Findings:
+    """What was installed where each prediction was made: no more than a digest where the list was not handed on."""
+    absent: dict[str, None] = {}
+    present: dict[str, None] = {}
+    silent: list[str] = []
+
+    def check(entry: Entry) -> None:
+        try:
+            software = files.prediction(entry).software
+        except B2GError:
+            return  # the check of predictions says so
+        if software is None or software.lock_digest is None:
+            silent.append(entry.file)
+            return
+        file = lock_file(software.lock_digest)
+        if not (files.folder / file).exists():
+            absent[file] = None
+            return
+        present[file] = None
+        files.read(file, software.lock_digest)
+
+    faults = _faults([entry for entry in entries if entry.event == "freeze"], check)
+    gone = f"; not here: {_list(list(absent))}" if absent else ""
+    none = f"; {_count(len(silent), 'prediction')} without one" if silent else ""
+    return _Findings(
+        f"{_count(len(present), 'lock')} as frozen{gone}{none}",
+        list(dict.fromkeys(faults)),
+        checked=not absent and not silent,
     )
-    return _Findings(f"{_count(len(frozen), 'prediction')} as frozen", faults)
 
 
 def _measurements(entries: Sequence[Entry], files: _Files) -> _Findings:
@@ -239,9 +283,10 @@ def _raw_files(entries: Sequence[Entry], files: _Files) -> _Findings:
 
     def check(entry: Entry) -> None:
         try:
-            raw = files.measurement(entry).raw
+            measured = files.measurement(entry)
         except B2GError:
             return  # the check of measurements says so
+        raw = measured.raw if isinstance(measured, Measurement) else None
         if raw is None:
             return
         path = files.folder / check_plain(raw.file)
@@ -264,7 +309,7 @@ def _verdicts(entries: Sequence[Entry], files: _Files) -> _Findings:
     unentered = sum((entry.digest, entry.facts.get("measurement")) not in measured for entry in outcomes)
 
     def check(entry: Entry) -> None:
-        verdict = parse_record(files.read(entry.file, entry.facts.get("verdict")), Verdict, where=entry.file)
+        verdict = files.verdict(entry)
         said = (verdict.prediction_digest, verdict.measurement_digest, verdict.outcome)
         entered = (entry.digest, entry.facts.get("measurement"), entry.facts.get("outcome"))
         if said != entered:
@@ -310,7 +355,8 @@ def _signer(frozen: Entry, signed: dict[str, Entry], files: _Files, allowed_sign
 
 
 def _strays(entries: Sequence[Entry], folder: Path) -> tuple[str, ...]:
-    known = {entry.file for entry in entries}
+    # What was begun is not entered by that.
+    known = {entry.file for entry in entries if entry.event != "begin"}
     return tuple(sorted(path.name for path in folder.glob("*.json") if path.name not in known))
 
 

@@ -11,7 +11,15 @@ import hashlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import rfc8785
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from b2gmodel.units import format_duration
 
@@ -81,12 +89,19 @@ class Host(Record):
 
 
 class Software(Record):
-    """What made a record."""
+    """What made a record. ``packages`` are those that can change a number; ``lock_digest`` is of all installed."""
 
     b2gmodel: Text
     commit: Text | None
     python: Text
     packages: dict[str, str]
+    lock_digest: Digest | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_lock(self, fields_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Records that were frozen before there was a lock keep their bytes, and with them their digests."""
+        fields: dict[str, Any] = fields_of(self)
+        return fields if self.lock_digest is not None else {k: v for k, v in fields.items() if k != "lock_digest"}
 
 
 class Clock(Record):

@@ -124,19 +124,19 @@ def read_bytes(path: Path) -> bytes:
     return content
 
 
-def read_record(path: Path, record_type: type[RecordT]) -> RecordT:
-    """A validated record.
+def read_record(path: Path, *record_types: type[RecordT]) -> RecordT:
+    """A validated record of that type, or of one of those.
 
     Raises:
         UsageError: no such file, or a record of another kind.
         EvidenceError: truncated, not canonical, or not of the stated form.
     """
-    return parse_record(read_bytes(path), record_type, where=str(path))
+    return parse_record(read_bytes(path), *record_types, where=str(path))
 
 
-def parse_record(content: bytes, record_type: type[RecordT], *, where: str) -> RecordT:
-    """As ``read_record``, from bytes."""
-    wanted = record_type.model_fields["record"].default
+def parse_record(content: bytes, *record_types: type[RecordT], where: str) -> RecordT:
+    """As ``read_record``, from bytes; where several types are given, the one that the record names."""
+    by_kind = {str(each.model_fields["record"].default): each for each in record_types}
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -147,10 +147,12 @@ def parse_record(content: bytes, record_type: type[RecordT], *, where: str) -> R
             hint="restore the file, or make the record anew",
         ) from error
     kind = parsed.get("record") if isinstance(parsed, dict) else None
-    if kind != wanted:
+    record_type = by_kind.get(kind) if isinstance(kind, str) else None
+    if record_type is None:
         raise UsageError(
-            "this file is no such record", observed=kind, allowed=wanted, where=where, hint="check the path"
-        )
+            "this file is no such record", observed=kind, allowed=" or ".join(by_kind), where=where,
+            hint="check the path",
+        )  # fmt: skip
     try:
         record = record_type.model_validate_json(content)
     except ValidationError as error:

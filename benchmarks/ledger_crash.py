@@ -29,6 +29,7 @@ from b2gmodel.records import Measurement, Prediction, digest_of
 from b2gmodel.store import write_record, write_table
 
 ROUNDS = 8
+EVENTS = 3 * ROUNDS  # each frozen, begun and measured
 Pair = tuple[Prediction, Measurement]
 
 
@@ -65,10 +66,12 @@ def crowd(folder: Path, predictions: list[Prediction]) -> int:
 
 
 def freeze_and_measure(ledger: Ledger, pairs: list[Pair], told: int) -> None:
-    """Freeze and enter a measurement of each, and write a byte for each event that was entered."""
+    """Freeze each, begin a measurement and enter it, and write a byte for each event that was entered."""
     for prediction, measured in pairs:
         ledger.freeze(prediction)
         os.write(told, b"f")
+        ledger.note("begin", digest_of(prediction), f"{measured.name}.json")
+        os.write(told, b"b")
         raw = write_table(ledger.folder / f"{measured.name}.parquet", {"cycle_ns": list(range(1000))})
         whole = measured.model_copy(update={"raw": raw})
         path = write_record(ledger.folder / f"{measured.name}.json", whole)
@@ -124,7 +127,7 @@ def main() -> int:
         for kill in range(options.kills):
             events, entered, sound = killed(Path(folder) / f"kill{kill}", pairs, moments.uniform(0, longest_s))
             good += sound and events <= entered <= events + 1
-            unfinished += events < 2 * ROUNDS
+            unfinished += events < EVENTS
             counts.append(entered)
         print(
             f"{options.kills} kills, {unfinished} of them before the writer was done, with {min(counts)} to "

@@ -246,7 +246,12 @@ class TestEndToEnd:
         assert {"held": 0, "refuted": 1, "inconclusive": 3}[verdict] == code
         (file,) = Path("predictions").glob("meas-verdict-*.json")
         assert read_record(file, Verdict).measurement_digest == digest_of(measurement)
-        assert [entry.event for entry in Ledger(Path("predictions")).entries()] == ["freeze", "measure", "outcome"]
+        assert [entry.event for entry in Ledger(Path("predictions")).entries()] == [
+            "freeze",
+            "begin",
+            "measure",
+            "outcome",
+        ]
 
     def test_progress_goes_to_stderr_alone(self, capsys: Out, server: FakeServer) -> None:
         options = ("--budget", "5s", "--precision", "0.5", "--null-model", "none")

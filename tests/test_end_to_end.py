@@ -58,7 +58,7 @@ def test_calibrate_predict_measure_validate(
     assert code == {"held": 0, "refuted": 1, "inconclusive": 3}[verdict["outcome"]]
     assert figure.read_text(encoding="utf-8").startswith("<?xml")
     events = [json.loads(line)["event"] for line in (predictions / "ledger.jsonl").read_text().splitlines()]
-    assert events == ["freeze", "measure", "outcome"]
+    assert events == ["freeze", "begin", "measure", "outcome"]
 
 
 def test_the_server_must_serve_what_was_calibrated(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from itertools import permutations
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from b2gmodel.errors import EvidenceError, UsageError
 from b2gmodel.judge import judge
 from b2gmodel.ledger import Ledger
+from b2gmodel.ledger_environment import environment_digest, lock_file
 from b2gmodel.ledger_lines import GENESIS, head_of
 from b2gmodel.ledger_states import count_states
 from b2gmodel.records import Prediction, canonical_bytes, digest_of
@@ -289,7 +291,56 @@ def test_the_states_count_what_lies_in_the_drawer(ledger: Ledger) -> None:
         "judged": 1,
         "abandoned": 1,
         "unjudged_measurements": 2,
+        "unfinished_measurements": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("lines", "unfinished"),
+    [
+        ("begin a", ["a"]),
+        ("begin a, measure a", []),
+        ("begin a, begin a, measure a", ["a"]),  # dropped, and made again under the same name
+        ("begin a, begin b, measure a, begin c", ["b", "c"]),
+        ("begin a, measure b", ["a"]),
+        ("measure a, begin a", ["a"]),
+        ("measure a", []),  # as ledgers have it that are older than beginnings
+    ],
+)
+def test_what_was_begun_and_never_entered_stays_in_sight(ledger: Ledger, lines: str, unfinished: list[str]) -> None:
+    first, second = (path.stem[-64:] for path in freeze_two(ledger))
+    for line in lines.split(", "):
+        event, name = line.split()
+        ledger.note("begin" if event == "begin" else "measure", first, f"{name}.json")
+    ledger.abandon(first, "an abandonment hides none")
+    ledger.note("measure", second, "a.json")  # of another prediction
+    states = ledger.states()
+    assert [[begun.name for begun in state.unfinished] for state in states] == [unfinished, []]
+    assert count_states(states)["unfinished_measurements"] == len(unfinished)
+
+
+class TestLock:
+    """Of the environment, beside the prediction that states its digest."""
+
+    def freeze(self, ledger: Ledger, digest: str | None) -> list[str]:
+        software = builders.SOFTWARE.model_copy(update={"lock_digest": digest})
+        ledger.freeze(builders.prediction().model_copy(update={"software": software}))
+        return [path.name for path in ledger.folder.glob("environment-*")]
+
+    def test_it_holds_what_is_installed_under_its_digest(self, ledger: Ledger) -> None:
+        assert self.freeze(ledger, environment_digest()) == [lock_file(environment_digest())]
+        content = (ledger.folder / lock_file(environment_digest())).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == environment_digest()
+
+    def test_it_is_never_overwritten(self, ledger: Ledger) -> None:
+        ledger.folder.mkdir()
+        (ledger.folder / lock_file(environment_digest())).write_text("mine")
+        self.freeze(ledger, environment_digest())
+        assert (ledger.folder / lock_file(environment_digest())).read_text() == "mine"
+
+    @pytest.mark.parametrize("digest", [None, "0" * 64])
+    def test_another_environment_than_the_one_here_is_not_written(self, ledger: Ledger, digest: str | None) -> None:
+        assert self.freeze(ledger, digest) == []
 
 
 class TestVerdicts:

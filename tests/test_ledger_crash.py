@@ -21,12 +21,15 @@ import json, os, shutil, signal, sys
 from pathlib import Path
 from b2gmodel import signing
 from b2gmodel.ledger import Ledger
+from b2gmodel.ledger_environment import environment_digest
 from b2gmodel.ledger_verify import verify
 from b2gmodel.records import Prediction
 
 STEPS = ("write", "fsync", "replace", "link", "unlink", "truncate")
 base, source, work = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 prediction = Prediction.model_validate_json(source.read_bytes())
+software = prediction.software.model_copy(update={"lock_digest": environment_digest()})
+prediction = prediction.model_copy(update={"software": software})
 signing.sign = lambda content, key: signing.Signature(b"signed", "SHA256:x")
 
 def act(ledger):
@@ -37,6 +40,9 @@ def act(ledger):
     if work == "measure":
         if not state.measurements:
             ledger.note("measure", state.digest, "m.json", measurement="0" * 64)
+    elif work == "begin":
+        if not state.unfinished:
+            ledger.note("begin", state.digest, "m.json")
     elif work == "sign":
         ledger.sign(ledger.folder / state.file, Path("key"))
     else:
@@ -83,7 +89,14 @@ print(json.dumps(found))
 
 @pytest.mark.parametrize(
     ("work", "frozen", "steps"),
-    [("freeze", False, 12), ("freeze", True, 8), ("measure", True, 5), ("sign", True, 8), ("abandon", True, 5)],
+    [
+        ("freeze", False, 17),
+        ("freeze", True, 13),
+        ("begin", True, 5),
+        ("measure", True, 5),
+        ("sign", True, 8),
+        ("abandon", True, 5),
+    ],
 )
 def test_killed_at_each_write(tmp_path: Path, work: str, frozen: bool, steps: int) -> None:
     base, source = tmp_path / "base", tmp_path / "source.json"

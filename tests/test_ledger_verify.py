@@ -16,12 +16,13 @@ from cli_bench import MEASURED, Out, complained, said
 from b2gmodel.errors import EvidenceError, UsageError
 from b2gmodel.judge import judge
 from b2gmodel.ledger import Ledger, boot_id
+from b2gmodel.ledger_environment import environment_digest, lock_file
 from b2gmodel.ledger_lines import Entry, head_of, parse_lines
-from b2gmodel.ledger_verify import verify
+from b2gmodel.ledger_verify import LedgerCheck, verify
 from b2gmodel.records import Measurement, Prediction, digest_of
 from b2gmodel.store import write_record, write_table
 
-NAMES = ["chain", "head", "order", "predictions", "measurements", "raw-files", "verdicts", "signatures"]
+NAMES = ["chain", "head", "order", "predictions", "environments", "measurements", "raw-files", "verdicts", "signatures"]
 
 
 @pytest.fixture
@@ -77,13 +78,14 @@ def failed(ledger: Ledger) -> tuple[str, ...]:
 def test_a_sound_ledger_holds(ledger: Ledger) -> None:
     verification = verify(ledger)
     assert [(check.name, check.outcome) for check in verification.checks] == [
-        (name, "not checked" if name == "signatures" else "passed") for name in NAMES
+        (name, "not checked" if name in {"environments", "signatures"} else "passed") for name in NAMES
     ]
     assert (verification.holds, verification.lines, verification.strays) == (True, 4, ())
     verification.require()
-    assert [check.observed for check in verification.checks][2:6] == [
+    assert [check.observed for check in verification.checks][2:7] == [
         "each event after its freezing, by line and by the clock of each boot; 2 sessions timed",
         "2 predictions as frozen",
+        "0 locks as frozen; 2 predictions without one",
         "1 measurement as entered",
         "1 file as measured",
     ]
@@ -168,6 +170,10 @@ class TestPlantedFaults:
         ("change", "seen"),
         [
             (lambda lines: lines.insert(2, lines.pop(0)), "line 2: measure before its prediction was frozen"),
+            (
+                lambda lines: lines.insert(0, lines[0] | {"event": "begin", "file": "m.json"}),
+                "line 1: begin before its prediction was frozen",
+            ),
             (lambda lines: lines.insert(1, lines[0]), "line 2: frozen a second time"),
             (lambda lines: lines[1].update(boottime_ns="1"), "line 2: earlier than the line before"),
             (lambda lines: lines[2].update(boottime_ns="1"), "session 1 of measured.json began after the measurement"),
@@ -191,6 +197,45 @@ class TestPlantedFaults:
         """A crash between the writing and the entry leaves one; a measurement that was kept out looks the same."""
         builders.written(ledger.folder, builders.measurement(builders.prediction(), MEASURED, name="kept-out"))
         assert (verify(ledger).failed, verify(ledger).strays) == ((), ("kept-out.json",))
+
+    def test_a_measurement_that_was_begun_is_not_entered_by_that(self, ledger: Ledger) -> None:
+        builders.written(ledger.folder, builders.measurement(builders.prediction(), MEASURED, name="kept-out"))
+        ledger.note("begin", digest_of(builders.prediction()), "kept-out.json")
+        assert (verify(ledger).failed, verify(ledger).strays) == ((), ("kept-out.json",))
+
+
+class TestEnvironments:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        """The lock beside a prediction that states it."""
+        software = builders.SOFTWARE.model_copy(update={"lock_digest": environment_digest()})
+        Ledger(tmp_path).freeze(builders.prediction().model_copy(update={"software": software}))
+        return tmp_path / lock_file(environment_digest())
+
+    def seen(self, path: Path) -> LedgerCheck:
+        return verify(Ledger(path.parent)).checks[NAMES.index("environments")]
+
+    def test_a_lock_as_frozen(self, path: Path) -> None:
+        assert self.seen(path) == LedgerCheck("environments", "passed", "1 lock as frozen")
+
+    def test_an_absent_lock_is_no_fault_and_is_said(self, path: Path) -> None:
+        path.unlink()
+        told = f"0 locks as frozen; not here: {path.name}"
+        assert self.seen(path) == LedgerCheck("environments", "not checked", told)
+
+    def test_a_changed_lock(self, path: Path) -> None:
+        """Said once, however many predictions state it."""
+        ledger, content = Ledger(path.parent), path.read_bytes()
+        software = builders.SOFTWARE.model_copy(update={"lock_digest": environment_digest()})
+        second = builders.prediction(builders.calibration(name="second"))
+        ledger.freeze(second.model_copy(update={"software": software}))
+        for changed in (content + b"one-more==1\n", content[1:], b""):
+            path.write_bytes(changed)
+            told = f"saw {hashlib.sha256(changed).hexdigest()}; allowed: {environment_digest()}"
+            assert self.seen(path) == LedgerCheck(
+                "environments", "failed", f"{path.name}: the file was changed: {told}"
+            )
+            assert failed(ledger) == ("environments",)
 
 
 @pytest.mark.real
@@ -242,6 +287,7 @@ class TestCommands:
             "  passed       order: each event after its freezing, by line and by the clock of each boot; "
             "2 sessions timed",
             "  passed       predictions: 2 predictions as frozen",
+            "  not checked  environments: 0 locks as frozen; 2 predictions without one",
             "  passed       measurements: 1 measurement as entered",
             "  passed       raw-files: 1 file as measured",
             "  passed       verdicts: 1 verdict as entered",
@@ -297,6 +343,29 @@ class TestCommands:
             f"next: measure and validate {second.digest[:8]}, or b2g ledger abandon {second.digest[:8]} --reason TEXT",
         ]
 
+    def test_status_counts_and_lists_what_was_begun(self, ledger: Ledger, capsys: Out) -> None:
+        first, second = ledger.entries()[:2]
+        for of, name in ((first, "again"), (second, "gone")):
+            ledger.note("begin", of.digest, f"{name}.json")
+        begun = ledger.entries()[-2:]
+        _, out = said(capsys, "ledger", "status")
+        assert out.splitlines() == [
+            "1 of 2 frozen predictions without an outcome",
+            "  judged 1, abandoned 0, measured and not judged 0, not measured 1",
+            "  measurements begun and not finished: 2",
+            f"  {'without an outcome':<{len(second.file)}}   stage                  frozen at",
+            f"  {second.file}  frozen  {second.facts['at']}",
+            f"begun and not finished: again, begun at {begun[0].facts['at']}, of {first.file}",
+            f"begun and not finished: gone, begun at {begun[1].facts['at']}, of {second.file}",
+            f"next: measure and validate {second.digest[:8]}, or b2g ledger abandon {second.digest[:8]} --reason TEXT",
+        ]
+        answer = json.loads(said(capsys, "ledger", "status", "--json")[1])
+        assert answer["counts"]["unfinished_measurements"] == 2
+        assert [each["unfinished"] for each in answer["predictions"]] == [
+            [{"name": "again", "at": begun[0].facts["at"]}],
+            [{"name": "gone", "at": begun[1].facts["at"]}],
+        ]
+
     def test_status_json_and_abandon(self, ledger: Ledger, capsys: Out) -> None:
         second = ledger.entries()[1]
         code, out = said(capsys, "ledger", "abandon", second.digest[:8], "--reason", "no server")
@@ -316,6 +385,7 @@ class TestCommands:
             "judged": 1,
             "measured": 0,
             "open": 0,
+            "unfinished_measurements": 0,
             "unjudged_measurements": 0,
             "unmeasured": 0,
         }

@@ -156,7 +156,8 @@ class TestPlan:
         prediction, digest = frozen(server, ledger)
         path, measurement = measured(server, ledger, (prediction, digest))
         assert [(entry.event, entry.digest, entry.file) for entry in ledger.entries()][1:] == [
-            ("measure", digest, path.name)
+            ("begin", digest, path.name),
+            ("measure", digest, path.name),
         ]
         verdict = judge(prediction, measurement)
         assert verdict.measurement_digest == digest_of(measurement)
@@ -183,11 +184,12 @@ class TestPlan:
 class TestRefusals:
     def refused(self, server: FakeServer, ledger: Ledger, **options: Any) -> B2GError:
         of = options.pop("of", None) or frozen(server, ledger, sessions=1)
+        events = ["freeze", "begin"] if options.pop("begun", False) else ["freeze"]
         with pytest.raises(B2GError) as seen:
             measured(server, ledger, of, **options)
         # Nothing is left that looks like a measurement.
         assert [path.name for path in ledger.folder.iterdir() if path.name.startswith("meas")] == []
-        assert {entry.event for entry in ledger.entries()} == {"freeze"}
+        assert [entry.event for entry in ledger.entries()] == events
         return seen.value
 
     @pytest.mark.parametrize(
@@ -251,8 +253,9 @@ class TestRefusals:
     def test_a_server_that_fails_in_the_middle(self, server: FakeServer, ledger: Ledger, kind: FaultKind) -> None:
         of = frozen(server, ledger)
         server.install(replace(SCRIPT, faults=(Fault(kind, at=(25,)),)))
-        error = self.refused(server, ledger, of=of)
+        error = self.refused(server, ledger, of=of, begun=True)
         assert isinstance(error, ServerError)
+        assert [begun.name for state in ledger.states() for begun in state.unfinished] == ["meas"]
 
     @pytest.mark.parametrize("kind", [FaultKind.COUNTERS_RESET, FaultKind.COUNTERS_BACKWARD])
     def test_counters_that_do_not_agree(
@@ -261,7 +264,7 @@ class TestRefusals:
         monkeypatch.setattr("b2gmodel.live.kserve._BOOKING_TIMEOUT_S", 0.1)
         of = frozen(server, ledger)
         server.install(replace(SCRIPT, faults=(Fault(kind, at=(25,)),)))
-        assert isinstance(self.refused(server, ledger, of=of), ServerError | EvidenceError)
+        assert isinstance(self.refused(server, ledger, of=of, begun=True), ServerError | EvidenceError)
 
     def test_foreign_traffic(self, server: FakeServer, ledger: Ledger) -> None:
         of = frozen(server, ledger, seconds=0.3)
@@ -280,7 +283,7 @@ class TestRefusals:
         intruder = threading.Thread(target=intrude)
         intruder.start()
         try:
-            error = self.refused(server, ledger, of=of)
+            error = self.refused(server, ledger, of=of, begun=True)
         finally:
             ended.set()
             intruder.join(30)
@@ -293,6 +296,22 @@ class TestRefusals:
             dead = target_of(other)
         with pytest.raises(ServerError, match="cannot reach the server"):
             measure_frozen(ledger, *of, dead, flights=None, name="meas", progress=lambda *_: None)
+        assert [entry.event for entry in ledger.entries()] == ["freeze"]
+
+
+def test_that_it_is_begun_is_entered_before_the_first_run(server: FakeServer, ledger: Ledger) -> None:
+    of = frozen(server, ledger, seconds=0.001)
+    looks = []
+
+    def look(stage: str, share: float) -> None:
+        assert [(entry.event, entry.file) for entry in ledger.entries()][1:] == [("begin", "m.json")]
+        assert not (ledger.folder / "m.json").exists()
+        looks.append(stage)
+
+    measure_frozen(ledger, *of, target_of(server), flights=None, name="m", progress=look)
+    assert len(looks) == 8
+    assert [entry.event for entry in ledger.entries()] == ["freeze", "begin", "measure"]
+    assert ledger.states()[0].unfinished == ()
 
 
 def test_progress_names_session_and_run(server: FakeServer, ledger: Ledger) -> None:

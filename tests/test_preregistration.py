@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from b2gmodel.ledger import Ledger
+from b2gmodel.ledger_environment import lock_file
 from b2gmodel.ledger_verify import verify
 from b2gmodel.signing import NAMESPACE
 
@@ -45,7 +46,10 @@ def test_what_the_document_shows(tmp_path: Path) -> None:
     assert done.stdout.count(f'Good "{NAMESPACE}" signature for me@example.com') == 2
     ledger = Ledger(tmp_path / "predictions")
     assert [entry.event for entry in ledger.entries()] == ["freeze", "sign", "freeze", "sign", "abandon"]
-    # The digests that sha256sum prints are the files' names, and the chain's.
+    # The digests that sha256sum prints are the files' names, what the predictions state, and the chain's.
+    lock = ledger.load_frozen(ledger.folder / ledger.entries()[0].file)[0].software.lock_digest
+    assert f"{lock}  predictions/{lock_file(lock)}\n" in done.stdout
+    assert "  passed       environments: 1 lock as frozen\n" in done.stdout
     first, second = ledger.entries()[:2]
     assert f"{first.digest}  predictions/{first.file}\n" in done.stdout
     assert f"{second.previous}  -\n" in done.stdout
@@ -56,5 +60,5 @@ def test_the_document_names_every_check_and_event(tmp_path: Path) -> None:
     head.write_text("x")
     for check in verify(Ledger(tmp_path)).checks:
         assert f"\n| {check.name} | " in DOCUMENT
-    assert "`freeze`, `sign`, `measure`, `outcome`, `abandon`" in DOCUMENT
+    assert "`freeze`, `sign`, `begin`, `measure`, `outcome`, `abandon`" in DOCUMENT
     assert len(BLOCKS) == 6

@@ -104,6 +104,25 @@ class TestAll:
         closed = next(each for each in answer["predictors"] if each["predictor"] == "closed-form")
         assert (closed["points"], closed["coverage"] is None) == (5, False)
 
+    def test_measurements_that_were_begun_and_never_finished(self, capsys: Out, here: Path) -> None:
+        ledger, digest = Ledger(Path("predictions")), digest_of(others(0))
+        ledger.freeze(others(0))
+        for name in ("first", "second"):
+            ledger.note("begin", digest, f"{name}.json")
+        code, out = said(capsys, "validate", "--all")
+        assert (code, out.splitlines()) == (
+            0,
+            [
+                "1 of 1 frozen prediction has no outcome, measurements begun and not finished: 2; verdicts: 0 held, "
+                "0 refuted, 0 inconclusive, 0 invalid",
+                f"  without outcome: {digest}",
+                "  begun and not finished: first",
+                "  begun and not finished: second",
+                f"next: b2g measure {digest[:8]}, then b2g validate {digest[:8]}",
+            ],
+        )
+        assert json.loads(said(capsys, "validate", "--all", "--json")[1])["unfinished"] == ["first", "second"]
+
     def test_the_same_measurement_counts_once(self, capsys: Out, here: Path) -> None:
         builders.frozen(Path("predictions"))
         entered(Path("predictions"), builders.prediction(), MEASURED, "m")

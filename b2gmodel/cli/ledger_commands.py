@@ -42,10 +42,14 @@ def status(predictions: PredictionsFolder = Path("predictions"), json: Json = Fa
     )
     if counts["unjudged_measurements"]:
         say(f"  measurements without a verdict: {counts['unjudged_measurements']}")
+    if counts["unfinished_measurements"]:
+        say(f"  measurements begun and not finished: {counts['unfinished_measurements']}")
     rows = [(f"  {state.file}", state.stage, state.frozen_at) for state in states if state.is_open]
     if rows:
         say(table(rows, ("  without an outcome", "stage", "frozen at")))
     for state in states:
+        for begun in state.unfinished:
+            say(f"begun and not finished: {begun.name}, begun at {begun.at}, of {state.file}")
         if state.stage == "abandoned":
             say(f"abandoned {state.file}: {state.reason}")
     say(f"next: {_advice(states)}")

@@ -125,6 +125,7 @@ def _validate_all(ledger: Ledger, json: bool) -> int:
     states = ledger.states()
     without = [state.digest for state in states if state.is_open]
     abandoned = [state.digest for state in states if state.stage == "abandoned"]
+    unfinished = [begun.name for state in states for begun in state.unfinished]
     verdicts = _verdicts(ledger)
     record = track_record(verdicts)
     outcomes = {name: sum(verdict.outcome == name for verdict in verdicts) for name in EXIT_CODES}
@@ -134,17 +135,21 @@ def _validate_all(ledger: Ledger, json: bool) -> int:
                 "frozen": len(states),
                 "without_outcome": without,
                 "abandoned": abandoned,
+                "unfinished": unfinished,
                 "outcomes": outcomes,
                 "predictors": [score.model_dump(mode="json") for score in record],
             }
         )
         return 0
     dropped = f", {len(abandoned)} abandoned" if abandoned else ""
+    begun = f", measurements begun and not finished: {len(unfinished)}" if unfinished else ""
     counted = ", ".join(f"{count} {name}" for name, count in outcomes.items())
     plural = "prediction has" if len(states) == 1 else "predictions have"
-    say(f"{len(without)} of {len(states)} frozen {plural} no outcome{dropped}; verdicts: {counted}")
+    say(f"{len(without)} of {len(states)} frozen {plural} no outcome{dropped}{begun}; verdicts: {counted}")
     for digest in without:
         say(f"  without outcome: {digest}")
+    for name in unfinished:
+        say(f"  begun and not finished: {name}")
     if record:
         say(scores_table(record))
         say("note: over all verdicts and M > 1, in shares of the measured X(M); skill is in CRPS")

@@ -13,6 +13,7 @@ from typing import Final
 
 import b2gmodel
 from b2gmodel.ledger import boot_id
+from b2gmodel.ledger_environment import environment_digest
 from b2gmodel.records import Clock, Host, Software
 
 _RECORDED_PACKAGES: Final = ("h11", "numpy", "nvidia-pytriton", "pydantic", "scipy", "uvloop")
@@ -33,12 +34,13 @@ def describe_host() -> Host:
 
 @cache
 def describe_software() -> Software:
-    """Our version and commit, Python, and the packages that can change a number."""
+    """Our version and commit, Python, the packages that can change a number, and the digest of all installed."""
     return Software(
         b2gmodel=b2gmodel.__version__,
         commit=_commit(),
         python=platform.python_version(),
         packages={name: version for name in _RECORDED_PACKAGES if (version := _version(name)) is not None},
+        lock_digest=environment_digest(),
     )
 
 

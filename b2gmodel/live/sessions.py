@@ -83,6 +83,8 @@ def measure_frozen(
 ) -> tuple[Path, Measurement]:
     """Measure a frozen prediction's plan, write the measurement beside it and enter it in the ledger.
 
+    That it is begun is entered before the first run, so that one which fails or is dropped leaves a trace.
+
     Args:
         flights: M in place of the plan's; a deviation that the measurement states.
 
@@ -114,12 +116,22 @@ def measure_frozen(
             where=str(ledger.folder / f"{its_name}.json"),
             hint="records are never overwritten: choose another --name",
         )
+    begun = False
+
+    def told(stage: str, share: float) -> None:
+        # ``measure`` tells of a run just before it, and of none before all that it refuses has been refused.
+        nonlocal begun
+        if not begun:
+            ledger.note("begin", digest, f"{its_name}.json")
+            begun = True
+        progress(stage, share)
+
     measurement, table = measure(
         prediction.model_copy(update={"plan": prediction.plan.model_copy(update={"flights": asked})}),
         digest,
         target,
         name=its_name,
-        progress=progress,
+        progress=told,
     )
     if asked != planned:
         note = f"flights {list(asked)} were run in place of the frozen plan's {list(planned)}"
