@@ -12,6 +12,7 @@ import typer
 
 from b2gmodel import __version__
 from b2gmodel.cli import (
+    advise_command,
     ledger_commands,
     live_commands,
     load_commands,
@@ -20,6 +21,7 @@ from b2gmodel.cli import (
     serve_commands,
     server_commands,
     simulate_commands,
+    study_commands,
 )
 from b2gmodel.cli.output import complain
 from b2gmodel.errors import B2GError
@@ -55,11 +57,13 @@ def _options(
 
 record_commands.register(app)
 predict_command.register(app)
+advise_command.register(app)
 live_commands.register(app)
 server_commands.register(app)
 simulate_commands.register(app)
 serve_commands.register(app)
 load_commands.register(app)
+study_commands.register(app)
 ledger_commands.register(app)
 
 

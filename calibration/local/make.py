@@ -1,6 +1,6 @@
 """Place and height on this machine: four workloads over three transports, predictions frozen before any measurement.
 
-python calibration/local/make.py [--sessions 3] [--seconds 1.5] [--only WORKLOAD/TRANSPORT ...]
+python calibration/local/make.py [--sessions 6] [--seconds 1.5] [--only WORKLOAD/TRANSPORT ...]
 
 Each cell is calibrated on an embedded Triton of its own start (calibration/local/), predicted and frozen
 (predictions/); once all are frozen they are measured, C4 over M = 1, 2, 3, 4, 6, 8, and judged. What is there already
@@ -79,7 +79,7 @@ def _predicted(
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=3)
+    parser.add_argument("--sessions", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--only", nargs="*", help="cells, such as resnet50/http")
     return parser.parse_args()
