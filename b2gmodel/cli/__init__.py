@@ -22,6 +22,7 @@ from b2gmodel.cli import (
     server_commands,
     simulate_commands,
     study_commands,
+    study_judge_commands,
 )
 from b2gmodel.cli.output import complain
 from b2gmodel.errors import B2GError
@@ -64,6 +65,7 @@ simulate_commands.register(app)
 serve_commands.register(app)
 load_commands.register(app)
 study_commands.register(app)
+study_judge_commands.register()
 ledger_commands.register(app)
 
 

@@ -12,6 +12,7 @@ from b2gmodel.cli.output import EXIT_CODES, say, say_json
 
 if TYPE_CHECKING:
     from b2gmodel.ledger import Ledger
+    from b2gmodel.placement_records import StudyPrediction, StudyVerdict
     from b2gmodel.records import Verdict
 
 
@@ -77,6 +78,7 @@ def validate(
     from b2gmodel.judge import judge
     from b2gmodel.ledger import Ledger
     from b2gmodel.ledger_verify import signer_of
+    from b2gmodel.placement_records import StudyPrediction
     from b2gmodel.records import Measurement, digest_of
     from b2gmodel.store import read_record
 
@@ -87,7 +89,7 @@ def validate(
         return _validate_all(ledger, json)
     if prediction is None:
         raise UsageError("which prediction?", where="PREDICTION", hint="name one, or ask for --all")
-    frozen, digest = ledger.load_frozen(ledger.find(prediction))
+    frozen, digest = ledger.load_frozen_any(ledger.find(prediction))
     signer = None if allowed_signers is None else signer_of(ledger, digest, allowed_signers)
     path = measurement
     if path is None:
@@ -99,6 +101,8 @@ def validate(
                 hint=f"run b2g measure {prediction}, or name a measurement",
             )
         path = predictions / known[-1]
+    if isinstance(frozen, StudyPrediction):
+        return _validate_study(ledger, frozen, digest, path, json=json)
     measured = read_record(path, Measurement)
     ledger.check_measurement(digest, path.name, digest_of(measured))
     verdict = judge(frozen, measured)
@@ -117,9 +121,29 @@ def validate(
     return EXIT_CODES[verdict.outcome]
 
 
+def _validate_study(ledger: Ledger, frozen: StudyPrediction, digest: str, path: Path, *, json: bool) -> int:
+    """A study's prediction, against the measurement that was gathered from its runs."""
+    from b2gmodel.cli.study_judge_commands import say_study_verdict
+    from b2gmodel.placement_records import StudyMeasurement
+    from b2gmodel.records import digest_of
+    from b2gmodel.store import read_record
+    from b2gmodel.study_judge import judge_study
+
+    measured = read_record(path, StudyMeasurement)
+    ledger.check_measurement(digest, path.name, digest_of(measured))
+    verdict = judge_study(frozen, measured)
+    file = ledger.enter_verdict(measured.name, verdict)
+    if json:
+        say_json({"verdict": verdict.model_dump(mode="json"), "file": file.name})
+    else:
+        say_study_verdict(verdict)
+    return EXIT_CODES[verdict.outcome]
+
+
 def _validate_all(ledger: Ledger, json: bool) -> int:
     """The file drawer first: what was frozen and has no outcome; then what all verdicts come to."""
     from b2gmodel.cli.verdict_text import scores_table
+    from b2gmodel.records import Verdict
     from b2gmodel.scores import track_record
 
     states = ledger.states()
@@ -127,7 +151,7 @@ def _validate_all(ledger: Ledger, json: bool) -> int:
     abandoned = [state.digest for state in states if state.stage == "abandoned"]
     unfinished = [begun.name for state in states for begun in state.unfinished]
     verdicts = _verdicts(ledger)
-    record = track_record(verdicts)
+    record = track_record([verdict for verdict in verdicts if isinstance(verdict, Verdict)])
     outcomes = {name: sum(verdict.outcome == name for verdict in verdicts) for name in EXIT_CODES}
     if json:
         say_json(
@@ -158,18 +182,20 @@ def _validate_all(ledger: Ledger, json: bool) -> int:
     return 0
 
 
-def _verdicts(ledger: Ledger) -> list[Verdict]:
+def _verdicts(ledger: Ledger) -> list[Verdict | StudyVerdict]:
     """Those that the ledger entered; of several on one measurement the last."""
     from b2gmodel.errors import EvidenceError
+    from b2gmodel.placement_records import StudyVerdict
     from b2gmodel.records import Verdict, digest_of
     from b2gmodel.store import read_record
 
+    kinds: tuple[type[Verdict | StudyVerdict], ...] = (Verdict, StudyVerdict)
     entered = {
         (entry.digest, entry.facts.get("measurement")): entry for entry in ledger.entries() if entry.event == "outcome"
     }
     verdicts = []
     for entry in entered.values():
-        verdict = read_record(ledger.folder / entry.file, Verdict)
+        verdict = read_record(ledger.folder / entry.file, *kinds)
         known = entry.facts.get("verdict")
         if digest_of(verdict) != known:
             raise EvidenceError(
