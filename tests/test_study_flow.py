@@ -54,7 +54,7 @@ def planned(folder: Path) -> StudyStore:
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study") / "small"
     planned(folder)
-    calibrate_study(folder, tell)
+    calibrate_study(folder, tell, budget_s=0.3)
     return folder
 
 
@@ -95,7 +95,7 @@ def test_predict_run_judge(study: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.startswith("0 of 1 frozen prediction has no outcome")
     figure = study / "figure.svg"
     assert b2g(["study", "judge", str(study), "--figure", str(figure)]) in {0, 1, 3}
-    assert "crossover" in capsys.readouterr().out
+    assert "Crossover payload" in capsys.readouterr().out
     assert figure.read_text().startswith("<?xml")
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from b2gmodel.placement_records import MeasuredCell, PlacementCell, StudyPrediction, StudyVerdict
     from b2gmodel.records import Estimate
 
+BUDGET = "8s"
 Seed = Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the draws of the uncertainty.")]
 
 
@@ -25,12 +26,18 @@ def register() -> None:
     study_app.command("all", epilog="Example: b2g study all crossover --out study")(whole)
 
 
-def calibrate(folder: StudyFolder, quiet: Quiet = False, json: Json = False) -> None:
+def calibrate(
+    folder: StudyFolder,
+    budget: Annotated[str, typer.Option("--budget", help="Longest time for each batch size, with its unit.")] = BUDGET,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
     """Calibrate each workload of a study in single-flight, before its first run."""
     from b2gmodel.live.study_flow import calibrate_study
+    from b2gmodel.units import parse_duration_s
 
     with progress_lines(quiet or json) as progress:
-        paths = calibrate_study(folder, progress)
+        paths = calibrate_study(folder, progress, budget_s=parse_duration_s(budget, where="--budget"))
     if json:
         say_json({"calibrations": [str(path) for path in paths]})
         return
@@ -89,7 +96,7 @@ def whole(
     from b2gmodel.cli.study_commands import run
 
     plan(file, out)
-    calibrate(out, quiet)
+    calibrate(out, BUDGET, quiet)
     predict(out, seed)
     failed = run(out, quiet)
     return failed or judge(out, figure)
@@ -149,9 +156,9 @@ def _row(cell: MeasuredCell) -> tuple[str, ...]:
         f"  {cell.workload}",
         f"{cell.payload_bytes / 1024:.0f}",
         str(cell.concurrency),
-        both(cell.c1_per_s, promised and promised.c1_per_s),
-        both(cell.c2_per_s, promised and promised.c2_per_s),
-        both(cell.c3_per_s, promised and promised.c3_per_s),
+        both(cell.c1_per_s, None if promised is None else promised.c1_per_s),
+        both(cell.c2_per_s, None if promised is None else promised.c2_per_s),
+        both(cell.c3_per_s, None if promised is None else promised.c3_per_s),
         _interval(cell.gain, "+.0%") + ("" if promised is None else f" ({promised.gain.mean:+.0%})"),
         _ratio(cell),
         "-" if promised is None else _ratio(promised),

@@ -36,15 +36,18 @@ CALIBRATIONS: Final = "calibration"
 PREDICTIONS: Final = "predictions"
 
 _LADDER: Final = (1, 2, 4)
-_BUDGET_S: Final = 8.0
+BUDGET_S: Final = 8.0
 _PRECISION: Final = 0.01
 _LEAST_RUNGS: Final = 3
 
 
-def calibrate_study(folder: Path, progress: Progress) -> list[Path]:
+def calibrate_study(folder: Path, progress: Progress, *, budget_s: float = BUDGET_S) -> list[Path]:
     """Calibrate each workload over each transport in single-flight, with the transport law of lone requests.
 
     What is there already is not done again.
+
+    Args:
+        budget_s: longest time for each batch size.
 
     Raises:
         UsageError: no study there, or models that cannot take the batches.
@@ -64,7 +67,7 @@ def calibrate_study(folder: Path, progress: Progress) -> list[Path]:
             workload.model,
             tuple(sorted({*_LADDER, *sizes})),
             shapes=workload.shapes,
-            budget_s=_BUDGET_S,
+            budget_s=budget_s,
             precision=_PRECISION,
             transport=transport,
             null_model=workload.null_model,
