@@ -33,7 +33,7 @@ from b2gmodel.advice_words import Found, deadline_reason, estimate, headline, no
 from b2gmodel.errors import UsageError
 from b2gmodel.placement import PlacementLaws, placement_laws, placements
 from b2gmodel.prediction import binding_of, merging_server
-from b2gmodel.predictors import bulk_compute_limit_per_s
+from b2gmodel.predictors import bulk_compute_limit_per_s, mva_curves
 from b2gmodel.records import (
     Binding,
     Count,
@@ -144,7 +144,8 @@ def advise(
         cells = surface(systems, None, seed)
         choice = choose(cells, None, None)
         found = _found(choice, certainty(choice, cells, None, None, seed), systems, p99_s, rate_per_s)
-        found = replace(found, outcome="not met", missed_per_s=_short_per_s(found, rate_per_s or 0.0))
+        short_per_s = _short_per_s(found, rate_per_s or 0.0)
+        found = replace(found, outcome="not met", missed_per_s=short_per_s, mean_s=None, p99_s=None)
     found = _compared(found, seed)
     return _advice(found, cells, sources)
 
@@ -179,7 +180,16 @@ def _found(
         missed_per_s=None,
         others=None,
         binding=_binding(system),
+        disagreement=_disagreement(cell),
     )
+
+
+def _disagreement(cell: Cell) -> float | None:
+    """How far mva's X lies from the simulation's, as a share of it; None where that is not what was taken."""
+    if cell.system.simulator is None:
+        return None
+    simulated, by_mva = cell.throughput_per_s, mva_curves(cell.system.laws, [cell.flights]).values[0, 0]
+    return abs(float(by_mva) - simulated) / simulated
 
 
 def _binding(system: System) -> Binding:
@@ -237,6 +247,7 @@ def _compared(found: Found, seed: int) -> Found:
         least_mean_s=found.clients / float(others.c2[0]),
         wait_s=None,
         binding=binding_of(laws.single, bulk_compute_limit_per_s(laws.single, laws.server)),
+        disagreement=None,
     )
 
 

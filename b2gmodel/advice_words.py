@@ -21,6 +21,7 @@ from b2gmodel.units import format_duration
 
 _HIGH: Final = 0.9
 _MEDIUM: Final = 0.6
+_AGREE: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +31,7 @@ class Found:
     Attributes:
         values: X of the setting, shape ``[1 + draws]``.
         others: X of other placements with as many clients; None where the calibration does not tell.
+        disagreement: how far mva's X lies from the simulation's, as a share of it; None where only one was taken.
     """
 
     choice: Choice
@@ -52,6 +54,7 @@ class Found:
     missed_per_s: float | None
     others: Placements | None
     binding: Binding
+    disagreement: float | None
 
     @property
     def system(self) -> System:
@@ -62,7 +65,14 @@ class Found:
         share = self.sure.share
         if share is None:
             return "not known"
-        return "high" if share >= _HIGH else "medium" if share >= _MEDIUM else "low"
+        if share >= _HIGH and not self.is_disputed:
+            return "high"
+        return "medium" if share >= _MEDIUM else "low"
+
+    @property
+    def is_disputed(self) -> bool:
+        """Whether X hangs on how much S and D vary: the draws say nothing of that."""
+        return self.disagreement is not None and self.disagreement > _AGREE
 
 
 def estimate(values: Floats) -> Estimate:
@@ -107,7 +117,9 @@ def _setting(found: Found) -> str:
         return f"batch in the server: up to {found.k} at once, {counted(found.flights, 'request')} in flight {over}"
     if found.placed == "C1":
         return f"do not batch: k = 1, M = {found.flights} {over}"
-    waiting = "" if found.rate_per_s is None or found.wait_s is None else f", waiting {_wait(found.wait_s)}"
+    waiting = ""
+    if found.rate_per_s is not None and found.missed_per_s is None and found.wait_s is not None:
+        waiting = f", waiting {_wait(found.wait_s)}"
     return f"batch in the proxy: k = {found.k}, M = {found.flights}{waiting} {over}"
 
 
@@ -150,30 +162,32 @@ def _size_reason(found: Found) -> str:
     aim = "latency" if found.choice.by_latency else "throughput"
     if found.placed == "C2":
         return f"size: the server forms batches of what waits, up to the largest that was calibrated, {found.k}"
-    at_best = f"k = {best.system.k}, M = {best.flights} over {best.system.transport}"
-    within = " that fits the budget" if found.outcome == "met" and found.budget_s is not None else ""
+    is_within = found.outcome == "met" and found.budget_s is not None
     if best is cell:
-        return f"size: k = {found.k}, M = {found.flights} has the best {aim} of all settings looked at{within}"
-    figure = (
-        format_duration(best.p99_or_least_s) if found.choice.by_latency else f"{best.throughput_per_s:.4g} request/s"
-    )
+        which = "that fit the budget" if is_within else "looked at"
+        return f"size: k = {found.k}, M = {found.flights} has the best {aim} of all settings {which}"
+    figure = format_duration(best.p99_or_least_s) if aim == "latency" else f"{best.throughput_per_s:.4g} request/s"
+    at_best = f"{figure} at k = {best.system.k}, M = {best.flights} over {best.system.transport}"
     return (
-        f"size: the smallest M, then the smallest k, within {TIE:.0%} of the best {aim}{within} ({figure}, {at_best}): "
-        "more in flight would wait elsewhere, and gain nothing"
+        f"size: the smallest M, then the smallest k, within {TIE:.0%} of the best {aim}"
+        f"{' within the budget' if is_within else ''} ({at_best}): more in flight would wait elsewhere and gain nothing"
     )
 
 
 def _change(found: Found) -> str:
     """What the budget would need."""
     laws, budget_s = found.system.laws, found.budget_s or 0.0
+    # Where a smaller k was looked at it was no better.
+    is_smaller_open = 1 < found.k == min(system.k for system in found.systems)
     parts = {
         "transport": (float(laws.transport_s[0]), "shared memory, smaller payloads or a faster link"),
-        "compute": (float(laws.service_s[0]), "a faster model" + (" or a smaller k" if found.k > 1 else "")),
+        "compute": (float(laws.service_s[0]), "a faster model" + (" or a smaller k" if is_smaller_open else "")),
     }
     if found.rate_per_s is not None:
         gathered_s = (found.k - 1) / 2 / found.rate_per_s
         waited_s = gathered_s if found.wait_s is None else min(gathered_s, found.wait_s / 2)
-        parts["forming a batch"] = (waited_s, "a smaller k")
+        remedy = "a smaller k" if is_smaller_open else "a faster model, so that a smaller k carries the rate,"
+        parts["forming a batch"] = (waited_s, remedy)
     largest = max(parts, key=lambda name: parts[name][0])
     shares = ", ".join(f"{name} {format_duration(time_s)}" for name, (time_s, _) in parts.items())
     needed = 1 - budget_s / (budget_s + (found.missed_s or 0.0))
@@ -222,10 +236,16 @@ def _confidence_reason(found: Found) -> str:
         what = "its p99 is within 5 % of the best"
     else:
         what = "its throughput is within 5 % of the best"
+    disputed = ""
+    if found.is_disputed:
+        disputed = (
+            f"; never high here, as mva and simulation differ by {found.disagreement:.0%} in throughput: it hangs on "
+            "how much S and D vary, so measure it"
+        )
     budget = " and the budget is met" if found.outcome == "met" and found.budget_s is not None else ""
     return (
         f"confidence: {found.confidence}: in {found.sure.share:.0%} of {found.sure.draws} draws of the calibration's "
-        f"uncertainty {what}{budget}"
+        f"uncertainty {what}{budget}{disputed}"
     )
 
 
@@ -233,7 +253,7 @@ def deadline_reason(found: Found) -> str:
     """Why a partial batch goes when it does."""
     if found.wait_s is None:
         return ""
-    if found.rate_per_s is None:
+    if found.rate_per_s is None or found.missed_per_s is not None:
         return "a partial batch goes after one mean cycle: callers who fill all flights never wait for it"
     if not found.wait_s:
         return "whatever waits goes as soon as a flight is free"
@@ -242,7 +262,10 @@ def deadline_reason(found: Found) -> str:
 
 def notes(found: Found) -> tuple[str, ...]:
     """What has to be known before any figure is believed."""
-    laws, lines = found.system.laws, []
+    laws = found.system.laws
+    lines = [
+        "scope: from a request's arrival in the proxy to its answer; what the clients' own way to it adds is extra"
+    ]
     if found.rate_per_s is None:
         lines.append(f"load: {counted(found.clients, 'caller')}, each asking again as soon as it is answered")
     else:
@@ -255,7 +278,9 @@ def notes(found: Found) -> tuple[str, ...]:
         )
     if not laws.is_compute_law_measured:
         lines.append(f"S with {laws.instances} instances busy was not measured: throughput is an upper bound")
-    if found.p99_s is None:
+    if found.missed_per_s is not None:
+        lines.append("where more comes than can be carried the queue grows without end: no latency is stated")
+    elif found.p99_s is None:
         lines.append("the p99 was not simulated for this setting; the latency stated is no p99")
     if found.system.calibration.model.compute == "emulated":
         lines.append("the compute was emulated")

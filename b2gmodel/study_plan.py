@@ -41,6 +41,8 @@ _LARGEST_SEED: Final = 2**53 - 1
 _FAKE_KIB: Final = 1
 _FAKE_S0_S, _FAKE_S1_S = 0.0001, 0.00002
 _FAKE_MAX_BATCH: Final = 1024
+_ENTRIES: Final = ("_dynamic", "_null")
+"""What a workload's other entries on the server end in."""
 
 Count = Annotated[int, Field(ge=1, le=65_536)]
 Counts = Annotated[list[Count], Field(min_length=1, max_length=256)]
@@ -148,8 +150,8 @@ def _unusable(error: ValidationError, where: str) -> UsageError:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        section = {"server": _Server, "workload": _Workload}.get(str(first["loc"][0]), _File)
-        section = section if len(first["loc"]) > 1 else _File
+        sections: dict[str, type[_Section]] = {"server": _Server, "workload": _Workload}
+        section = sections.get(str(first["loc"][0]), _File) if len(first["loc"]) > 1 else _File
         return UsageError("no such key", observed=place, allowed=", ".join(section.model_fields), where=where)
     if first["type"] == "missing":
         return UsageError("a key is missing", observed=place, where=where, hint=f"add {first['loc'][-1]} = ...")
@@ -228,6 +230,13 @@ def _workloads(
 def _of_one(
     each: _Workload, file: _File, known: Mapping[str, EmulatedCompute], where: str
 ) -> tuple[StudyWorkload, ...]:
+    if each.name.endswith(_ENTRIES):
+        raise UsageError(
+            "not a workload's name: it would be taken for an entry of another",
+            observed=each.name,
+            allowed=f"not ending in {' or '.join(_ENTRIES)}",
+            where=where,
+        )
     if file.server.kind == "url":
         return (_remote(each, file, where),)
     if (each.s0_ms is None) != (each.s1_ms is None):

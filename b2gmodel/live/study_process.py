@@ -89,8 +89,8 @@ async def take_in_process(
         await proxy.drain(_DRAIN_S)
     finally:
         await proxy.aclose()
-    after = await booked_requests(control, model.name, before.inferences + sum(each.size for each in flights.seen))
     _check_load(load, label)
+    after = await booked_requests(control, model.name, before.inferences + sum(each.size for each in flights.seen))
     found = counts_agree(load, proxy.snapshot())
     if found:
         raise EvidenceError("load and proxy disagree", observed="; ".join(found), where=label)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from b2gmodel.errors import EvidenceError, ServerError
 from b2gmodel.flights import Flight
-from b2gmodel.live.bench import Bench, Setting, Taken
+from b2gmodel.live.bench import Bench, Setting
 from b2gmodel.live.kserve import NO_EXECUTIONS, BatchCounters, ModelCounters
 from b2gmodel.live.load_tally import Quantiles, Times
 from b2gmodel.live.meter import Meter, Usage
@@ -77,10 +80,9 @@ async def take_inside(bench: Bench, cell: Cell, label: str, seconds: float, mete
     driven = taken.driven
     rows = sum(flight.size for flight in driven.flights)
     check_balance(label, {"answers": len(driven.waits_ns), "requests in batches": rows})
-    times = _latencies(taken)
-    quantiles = times.quantiles
     opened_ns, closed_ns = driven.window_ns
-    if quantiles is None or closed_ns <= opened_ns:
+    waits_ns = [got - sent for sent, got in driven.waits_ns if opened_ns < got <= closed_ns]
+    if not waits_ns or closed_ns <= opened_ns:
         raise EvidenceError("the run was too short for a figure", where=label, hint="plan more seconds_per_run")
     return Figures(
         flights=driven.flights,
@@ -91,8 +93,8 @@ async def take_inside(bench: Bench, cell: Cell, label: str, seconds: float, mete
         requests=sum(flight.size for flight in driven.counted),
         sent=len(driven.waits_ns),
         answered=len(driven.waits_ns),
-        latency=quantiles,
-        latency_hdr=times.encoded(),
+        latency=quantiles_of(waits_ns),
+        latency_hdr=_histogram_of(waits_ns),
         before=taken.before,
         after=taken.after,
         usage=taken.usage,
@@ -100,13 +102,20 @@ async def take_inside(bench: Bench, cell: Cell, label: str, seconds: float, mete
     )
 
 
-def _latencies(taken: Taken) -> Times:
-    opened_ns, closed_ns = taken.driven.window_ns
+def quantiles_of(times_ns: Sequence[int]) -> Quantiles:
+    """Each quantile is one of the times, the least that as large a share lies at or below; exact, as the mean is."""
+    values = np.array(times_ns, dtype=np.int64)
+    at = np.quantile(values, (0.5, 0.9, 0.95, 0.99, 0.999), method="inverted_cdf")
+    return Quantiles(
+        len(values), int(values.min()), float(values.mean()), *(int(value) for value in at), max_ns=int(values.max())
+    )
+
+
+def _histogram_of(times_ns: Sequence[int]) -> str:
     times = Times()
-    for sent_ns, answered_ns in taken.driven.waits_ns:
-        if opened_ns < answered_ns <= closed_ns:
-            times.record(answered_ns - sent_ns)
-    return times
+    for time_ns in times_ns:
+        times.record(time_ns)
+    return times.encoded()
 
 
 def check_balance(label: str, counts: dict[str, int]) -> None:
