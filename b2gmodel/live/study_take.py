@@ -105,9 +105,11 @@ async def take_inside(bench: Bench, cell: Cell, label: str, seconds: float, mete
 def quantiles_of(times_ns: Sequence[int]) -> Quantiles:
     """Each quantile is one of the times, the least that as large a share lies at or below; exact, as the mean is."""
     values = np.array(times_ns, dtype=np.int64)
-    at = np.quantile(values, (0.5, 0.9, 0.95, 0.99, 0.999), method="inverted_cdf")
+    p50, p90, p95, p99, p999 = (
+        int(value) for value in np.quantile(values, (0.5, 0.9, 0.95, 0.99, 0.999), method="inverted_cdf")
+    )
     return Quantiles(
-        len(values), int(values.min()), float(values.mean()), *(int(value) for value in at), max_ns=int(values.max())
+        len(values), int(values.min()), float(values.mean()), p50, p90, p95, p99, p999, max_ns=int(values.max())
     )
 
 
