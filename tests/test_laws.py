@@ -57,7 +57,7 @@ def test_s_is_seen_beside_null_batches_too(server: FakeServer) -> None:
     """The fake's instances do not slow each other down: S stays what it is, and only null batches are beside it."""
     law = calibrated(server, "m", "m_null").points[0].transport_law
     assert law is not None
-    assert [(point.null_flights, point.cycles) for point in law.loaded] == [(0, 30), (1, 30), (2, 30)]
+    assert [(point.null_flights, point.cycles) for point in law.loaded] == [(0, 45), (1, 45), (2, 45)]
     alone, *beside = (point.service_s for point in law.loaded)
     assert all(0.5 * alone < service_s < 5 * alone for service_s in beside)
 
