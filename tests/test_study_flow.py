@@ -77,7 +77,8 @@ def test_predict_run_judge(study: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert freeze_study(study, seed=1) == (prediction, path)
     assert len(prediction.crossovers) == 1
     run_study(study, tell)
-    _, verdict, _ = judge_runs(study)
+    _, verdict, file = judge_runs(study)
+    assert judge_runs(study)[2] == file
     assert verdict.outcome in {"held", "refuted", "inconclusive"}, verdict.sentence
     assert all(check.outcome == "passed" for check in verdict.evidence)
     assert len(verdict.cells) == 3

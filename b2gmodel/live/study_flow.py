@@ -6,7 +6,7 @@ the prediction was frozen is refused: it was not predicted.
 
 from __future__ import annotations
 
-import datetime
+import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -205,9 +205,10 @@ def _measurement(
     kept = [session for session in sessions if session.session_id in used]
     computes = {model.info.compute for session in kept for model in session.models}
     missing = len(store.study.runs) - len(runs)
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
+    # The same runs are the same measurement, however often they are judged.
+    of_runs = hashlib.sha256("".join(sorted(store.marks().values())).encode()).hexdigest()[:12]
     return StudyMeasurement(
-        name=f"{prediction.name}-measured-{stamp}",
+        name=f"{prediction.name}-measured-{of_runs}",
         study_digest=store.digest,
         prediction_digest=digest,
         compute="emulated" if "emulated" in computes else "real" if "real" in computes else "none",
