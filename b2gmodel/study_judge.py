@@ -34,6 +34,7 @@ from b2gmodel.stats import bootstrap_means, student_interval
 
 _RISK: Final = 0.05
 _DRAWS: Final = 2000
+_MOST_SESSIONS: Final = 1000
 _WORST_FIRST: Final = ("refuted", "inconclusive", "held")
 
 Outcome = Literal["held", "refuted", "inconclusive"]
@@ -201,19 +202,33 @@ def _sign(claim: StudyClaim, rates: Mapping[CellKey, Rates]) -> Check:
             f"c = {claim.concurrency}", hint="b2g study run does what is missing",
         )  # fmt: skip
     logs = SessionLogs.of([gains])
+
+    def decide(extra: int) -> Outcome:
+        low, high = float(logs.below(_RISK, extra)[0]), float(logs.above(_RISK, extra)[0])
+        if not (low > 0 or high < 0):
+            return "inconclusive"
+        return "held" if (low > 0) == (claim.bound > 0) else "refuted"
+
+    outcome = decide(0)
     low, high = float(logs.below(_RISK)[0]), float(logs.above(_RISK)[0])
-    outcome: Outcome = "inconclusive"
-    if low > 0 or high < 0:
-        outcome = "held" if (low > 0) == (claim.bound > 0) else "refuted"
     seen = f"X_C3 / X_C1 - 1 = {math.expm1(float(logs.means[0])):+.1%}"
     if len(gains) > 1:
         seen += f" [{math.expm1(low):+.1%}, {math.expm1(high):+.1%}]"
+    more = None
+    if outcome == "inconclusive" and len(gains) > 1:
+        more = next((n for n in range(1, _MOST_SESSIONS + 1) if decide(n) != "inconclusive"), None)
+        seen += (
+            f"; too close to 0 for {_MOST_SESSIONS} more sessions"
+            if more is None
+            else (f"; needs about {more} more session{'s' if more > 1 else ''}")
+        )
     return Check(
         name=f"sign of X_C3 - X_C1 of {claim.workload}",
         predictor="placement",
         outcome=outcome,
         observed=seen,
         bound="above 0" if claim.bound > 0 else "below 0",
+        more_sessions=more,
     )
 
 

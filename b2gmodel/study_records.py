@@ -7,9 +7,9 @@ seconds here.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from b2gmodel.records import (
     Clock,
@@ -252,7 +252,8 @@ class ServedModel(Record):
 class StudySession(Record):
     """Server, proxy and load of one block started afresh. Written at its begin, completed at its end.
 
-    ``end_boottime_ns`` and all beside it are None in a session that was broken off.
+    ``end_boottime_ns`` and all beside it are None in a session that was broken off. ``prediction_digest`` is that of
+    the prediction that was frozen before it; the id of each of its requests begins with it.
     """
 
     record: Literal["b2g.study-session"] = "b2g.study-session"
@@ -276,3 +277,10 @@ class StudySession(Record):
     noise_after: Noise | None = None
     runs: Count | None = None
     runs_s: Share | None = None
+    prediction_digest: Digest | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_prediction(self, fields_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Sessions that were kept before they named it keep their bytes."""
+        fields: dict[str, Any] = fields_of(self)
+        return fields if self.prediction_digest else {k: v for k, v in fields.items() if k != "prediction_digest"}

@@ -15,6 +15,7 @@ from b2gmodel.live.study_run import run_study
 from b2gmodel.live.study_server import reference_workloads
 from b2gmodel.live.study_store import StudyStore
 from b2gmodel.live.study_versions import version_of
+from b2gmodel.records import digest_of
 from b2gmodel.study_plan import plan_study
 
 PLAN = """
@@ -77,6 +78,7 @@ def test_predict_run_judge(study: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert freeze_study(study, seed=1) == (prediction, path)
     assert len(prediction.crossovers) == 1
     run_study(study, tell)
+    assert {session.prediction_digest for session in StudyStore.open(study).sessions()} == {digest_of(prediction)}
     _, verdict, file = judge_runs(study)
     assert judge_runs(study)[2] == file
     assert verdict.outcome in {"held", "refuted", "inconclusive"}, verdict.sentence

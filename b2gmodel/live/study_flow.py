@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from b2gmodel.errors import EvidenceError, UsageError
-from b2gmodel.ledger import Ledger
+from b2gmodel.ledger_lines import Entry
 from b2gmodel.live.calibrate import Progress, Wanted
 from b2gmodel.live.host import describe_software
 from b2gmodel.live.sessions import calibrate_models
+from b2gmodel.live.study_commitment import frozen_prediction, ledger_of
 from b2gmodel.live.study_server import target_of
 from b2gmodel.live.study_store import StudyStore, load_runs
 from b2gmodel.placement_records import (
@@ -33,7 +34,6 @@ from b2gmodel.study_prediction import Asked, predict_study
 from b2gmodel.study_records import Study, StudyRun, StudySession, StudyWorkload
 
 CALIBRATIONS: Final = "calibration"
-PREDICTIONS: Final = "predictions"
 
 _LADDER: Final = (1, 2, 4)
 BUDGET_S: Final = 8.0
@@ -90,8 +90,8 @@ def freeze_study(folder: Path, *, seed: int) -> tuple[StudyPrediction, Path]:
         EvidenceError: the study has runs already: they would not have been predicted.
     """
     store = StudyStore.open(folder)
-    study, ledger = store.study, Ledger(folder / PREDICTIONS)
-    if store.sessions() and not _frozen(ledger):
+    study, ledger = store.study, ledger_of(folder)
+    if store.sessions() and frozen_prediction(folder) is None:
         raise EvidenceError(
             "the study has runs already, and what is predicted now was not predicted",
             observed=f"{len(store.sessions())} session(s)",
@@ -123,15 +123,14 @@ def judge_runs(folder: Path) -> tuple[StudyPrediction, StudyVerdict, Path]:
         EvidenceError: a session began before the prediction was frozen, or as ``judge_study``.
     """
     store = StudyStore.open(folder)
-    ledger = Ledger(folder / PREDICTIONS)
-    frozen = _frozen(ledger)
-    if not frozen:
+    ledger, frozen = ledger_of(folder), frozen_prediction(folder)
+    if frozen is None:
         raise UsageError("no prediction was frozen", where=str(folder), hint="b2g study predict comes before the runs")
-    prediction, digest = ledger.load_frozen_any(ledger.folder / frozen[0])
+    prediction, digest = ledger.load_frozen_any(ledger.folder / frozen.file)
     if not isinstance(prediction, StudyPrediction):
-        raise UsageError("the frozen prediction is no study's", where=frozen[0])
+        raise UsageError("the frozen prediction is no study's", where=frozen.file)
     runs, sessions = load_runs(folder), store.sessions()
-    _check_order(ledger, digest, sessions)
+    _check_order(frozen, sessions)
     measurement = _measurement(store, prediction, digest, runs, sessions)
     path = write_record(ledger.folder / f"{measurement.name}.json", measurement)
     seen = digest_of(measurement)
@@ -175,19 +174,21 @@ def _calibration_path(folder: Path, workload: str, transport: str) -> Path:
     return folder / CALIBRATIONS / f"{workload}-{transport}.json"
 
 
-def _frozen(ledger: Ledger) -> list[str]:
-    return [entry.file for entry in ledger.entries() if entry.event == "freeze"]
-
-
-def _check_order(ledger: Ledger, digest: str, sessions: Sequence[StudySession]) -> None:
-    """Within the boot of the freezing, by the clock that nobody sets; a later boot is later anyway."""
-    frozen = next(entry for entry in ledger.entries() if (entry.event, entry.digest) == ("freeze", digest))
+def _check_order(frozen: Entry, sessions: Sequence[StudySession]) -> None:
+    """Each session names the prediction; and within the boot of the freezing it came later, by a clock nobody sets."""
     for session in sessions:
+        if session.prediction_digest not in (None, frozen.digest):
+            raise EvidenceError(
+                "a session was run for another prediction",
+                observed=session.prediction_digest,
+                allowed=frozen.digest,
+                where=session.session_id,
+            )
         if session.clock.boot_id == frozen.boot_id and int(session.begin_boottime_ns) < frozen.boottime_ns:
             raise EvidenceError(
                 "a session began before the prediction was frozen",
                 observed=session.session_id,
-                where=str(ledger.path),
+                where=frozen.file,
                 hint="plan a new study, and predict before its first run",
             )
 

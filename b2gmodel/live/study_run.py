@@ -20,6 +20,7 @@ from b2gmodel.live.calibrate import Progress
 from b2gmodel.live.noise import measure_noise
 from b2gmodel.live.run_loop import run_loop
 from b2gmodel.live.study_bench import StudyBench, opened_bench
+from b2gmodel.live.study_commitment import frozen_prediction
 from b2gmodel.live.study_server import target_of
 from b2gmodel.live.study_session import begun, check_same_server
 from b2gmodel.live.study_store import StudyStore, parquet_of
@@ -59,6 +60,8 @@ def run_study(folder: Path, progress: Progress) -> Summary:
     store = StudyStore.open(folder)
     check_versions(store.study, where=str(folder))
     target, summary = target_of(store.study), Summary(planned=len(store.study.runs))
+    frozen = frozen_prediction(folder)
+    prediction_digest = None if frozen is None else frozen.digest
     for block, runs in store.study.blocks.items():
         marks = store.marks()
         summary.complete = len(marks)
@@ -73,7 +76,7 @@ def run_study(folder: Path, progress: Progress) -> Summary:
             marks = store.marks()
             missing = [run for run in runs if run.run_id not in marks]
             if missing:
-                _Block(store, target, missing, summary, progress).work()
+                _Block(store, target, missing, summary, progress, prediction_digest).work()
     summary.complete = len(store.marks())
     return summary
 
@@ -85,8 +88,14 @@ class _Block:
     missing: Sequence[PlannedRun]
     summary: Summary
     progress: Progress
+    prediction_digest: str | None
     runs: int = 0
     runs_s: float = 0.0
+
+    @property
+    def commitment(self) -> str:
+        """What request ids begin with: the frozen prediction's digest, or the study's where nothing was predicted."""
+        return self.prediction_digest or self.store.digest
 
     def work(self) -> None:
         """One session: server, proxy and load afresh, and all that is missing of the block."""
@@ -102,7 +111,7 @@ class _Block:
         session: StudySession | None = None
         waiting = deque(self.missing)
         while waiting:
-            async with opened_bench(self.store.study, tuple(waiting), endpoint, self.store.digest[:16]) as bench:
+            async with opened_bench(self.store.study, tuple(waiting), endpoint, self.commitment[:16]) as bench:
                 if session is None:
                     session = await begun(
                         self.store,
@@ -112,6 +121,7 @@ class _Block:
                         begin_ns=begin_ns,
                         noise=noise,
                         restarted=self.target.restarts,
+                        prediction_digest=self.prediction_digest,
                     )
                     check_same_server(self.store, session)
                     self.store.put_session(session)

@@ -25,6 +25,7 @@ async def begun(
     begin_ns: int,
     noise: Noise,
     restarted: bool,
+    prediction_digest: str | None,
 ) -> StudySession:
     """A session at its begin.
 
@@ -32,6 +33,7 @@ async def begun(
         run: any of the block's.
         begin_ns: on CLOCK_BOOTTIME.
         restarted: whether the server was started for it.
+        prediction_digest: of what was frozen before, or None.
     """
     about = await bench.control.server_metadata()
     models = {model.name: model for model in bench.models.values()}
@@ -56,6 +58,7 @@ async def begun(
         warmup_batches=bench.warmup_batches,
         begin_boottime_ns=str(begin_ns),
         noise_before=noise,
+        prediction_digest=prediction_digest,
     )
 
 
