@@ -84,8 +84,8 @@ def test_predict_run_judge(study: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert verdict.outcome in {"held", "refuted", "inconclusive"}, verdict.sentence
     assert all(check.outcome == "passed" for check in verdict.evidence)
     assert len(verdict.cells) == 3
-    # S(1) = 2.5 ms bounds C1; a batch of two takes 3 ms.
-    assert all(200 < cell.c1_per_s.mean < 400 for cell in verdict.cells)
+    # However slow the machine: S(1) = 2.5 ms bounds C1, and S(2) = 3 ms bounds C3.
+    assert all(cell.c1_per_s.mean < 1.05 * 400 and cell.c3_per_s.mean < 1.05 * 667 for cell in verdict.cells)
     ledger = Ledger(study / "predictions")
     assert verify(ledger).holds
     capsys.readouterr()
