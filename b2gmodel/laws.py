@@ -11,7 +11,7 @@ isotonic regression; Draper and Smith (1998), Applied Regression Analysis, ch. 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,7 +21,7 @@ from scipy.special import fdtrc
 
 from b2gmodel.closed_form import cycle_to_service_from_share
 from b2gmodel.errors import EvidenceError, UsageError
-from b2gmodel.records import Calibration, CalibrationPoint, ComputeLaw, TransportLaw, TransportPoint
+from b2gmodel.records import Block, Calibration, CalibrationPoint, ComputeLaw, TransportLaw, TransportPoint
 from b2gmodel.stats import bootstrap_means
 
 Floats = NDArray[np.float64]
@@ -122,7 +122,7 @@ def service_line(calibration: Calibration) -> LinearLaw:
     points = points_with_blocks(calibration)
     return fit_line(
         [float(point.k or 0) for point in points],
-        [np.array([block.service_s for block in point.blocks or ()]) for point in points],
+        [_independent(point, lambda block: block.service_s) for point in points],
     )
 
 
@@ -131,13 +131,22 @@ def transport_line(calibration: Calibration) -> LinearLaw:
     points = points_with_blocks(calibration)
     return fit_line(
         [float((point.k or 0) * point.payload_bytes) for point in points],
-        [np.array([block.cycle_s - block.service_s for block in point.blocks or ()]) for point in points],
+        [_independent(point, lambda block: block.cycle_s - block.service_s) for point in points],
     )
 
 
 def points_with_blocks(calibration: Calibration) -> list[CalibrationPoint]:
     """Those of a stated batch size and spread, by batch size: what a line can be fitted through."""
     return sorted((p for p in calibration.points if p.k is not None and p.blocks), key=lambda point: point.k or 0)
+
+
+def _independent(point: CalibrationPoint, time_s: Callable[[Block], float]) -> Floats:
+    """The blocks of one session, or the means of several: blocks of one start share what it brought."""
+    blocks = point.blocks or ()
+    times_s = np.array([time_s(block) for block in blocks])
+    sessions = np.array([block.session for block in blocks])
+    several = np.unique(sessions)
+    return times_s if len(several) < 2 else np.array([times_s[sessions == each].mean() for each in several])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,7 +246,7 @@ def laws_of(calibration: Calibration, point: CalibrationPoint, draws: int, rng: 
         raise EvidenceError(
             "the calibration is too uncertain to predict from: zero lies within reach of its S or C",
             where=calibration.name,
-            hint="calibrate for longer",
+            hint="calibrate for longer, or on more starts of the server",
         )
     cycle_s, service_s = times.T
     laws = Laws(

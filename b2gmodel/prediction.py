@@ -248,6 +248,8 @@ def _notes(calibration: Calibration, laws: Laws, curves: Sequence[Curves]) -> tu
         )
     if not laws.draws:
         notes.append("no intervals: the calibration states no uncertainty")
+    elif len(calibration.session_ids) == 1:
+        notes.append("the intervals are those of one start of the server: what differs between starts is not in them")
     if model.instances is None:
         notes.append(f"the number of instances is not stated; {laws.instances} is assumed")
     if not laws.is_compute_law_measured:

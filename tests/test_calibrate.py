@@ -17,6 +17,7 @@ from fake_bench import MODEL, OPEN, SCRIPT, endpoint_of, renew, run, target_of
 
 from b2gmodel.errors import B2GError, EvidenceError, ServerError, UsageError
 from b2gmodel.live import point as module
+from b2gmodel.live import sessions
 from b2gmodel.live.calibrate import Wanted, calibrate, check_batch
 from b2gmodel.live.fake import Delays, FakeScript, FakeServer
 from b2gmodel.live.http import HttpConnection
@@ -26,7 +27,7 @@ from b2gmodel.live.point import Table
 from b2gmodel.live.sessions import calibrate_models
 from b2gmodel.live.target import parse_url
 from b2gmodel.records import Calibration, CalibrationPoint
-from b2gmodel.store import read_record, sha256_of_file
+from b2gmodel.store import read_cycles_s, read_record, sha256_of_file
 
 
 @pytest.fixture(scope="module")
@@ -328,6 +329,60 @@ class TestFiles:
         assert path.parent == tmp_path
         assert path.name.startswith("an_odd_.._name-")
         assert calibration.model.name == "an odd/../name"
+
+    def test_several_starts_are_one_calibration(self, server: FakeServer, tmp_path: Path) -> None:
+        """The raw table tells their cycles apart; what reads it takes those of all."""
+        wanted = [Wanted("m", (2, 4), **LOOSE)]
+        told: list[tuple[str, float]] = []
+        ((path, calibration),) = calibrate_models(
+            target_of(server), wanted, folder=tmp_path, name="cal", progress=lambda *a: told.append(a), starts=2
+        )
+        assert read_record(path, Calibration) == calibration
+        assert len(set(calibration.session_ids)) == 2
+        assert calibration.notes == ("no transport law was measured: predicted heights are upper bounds",
+            "calibrated over 2 sessions of a server that was not started for them")  # fmt: skip
+        table = pq.read_table(path.parent / "cal.parquet").to_pandas()
+        kept = table[~table["warmup"]]
+        for point in calibration.points:
+            cycles_s = read_cycles_s(path, calibration, point.k)
+            assert cycles_s is not None
+            assert point.cycles == len(cycles_s) == (kept["k"] == point.k).sum()
+            of_sessions = kept[kept["k"] == point.k].groupby("session")["cycle_ns"].mean()
+            assert list(of_sessions.index) == [0, 1]
+            assert point.cycle_s is not None
+            assert point.cycle_s.mean == pytest.approx(of_sessions.mean() / 1e9)
+            assert {block.session for block in point.blocks or ()} == {0, 1}
+        shares = [share for _, share in told]
+        assert shares == sorted(shares)
+        assert shares[-1] == 1.0
+        assert {stage.rpartition(", ")[2] for stage, _ in told} == {"start 1 of 2", "start 2 of 2"}
+
+    def test_one_start_has_no_column_for_it(self, server: FakeServer, tmp_path: Path) -> None:
+        ((path, _),) = self.written(server, tmp_path)
+        assert pq.read_table(path.with_suffix(".parquet")).column_names[:2] == ["k", "warmup"]
+
+    def test_a_start_that_fails_leaves_nothing(
+        self, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole, starts = sessions.calibrate, []
+
+        async def failing(*given: Any, **rest: Any) -> tuple[Calibration, Table]:
+            starts.append(rest["session_id"])
+            if len(starts) == 3:
+                raise ServerError("the server is gone")
+            return await whole(*given, **rest)
+
+        monkeypatch.setattr(sessions, "calibrate", failing)
+        with pytest.raises(ServerError, match="the server is gone"):
+            calibrate_models(
+                target_of(server), [Wanted("m", (2,), **LOOSE)], folder=tmp_path, name="cal",
+                progress=lambda *_: None, starts=3,
+            )  # fmt: skip
+        assert (len(starts), list(tmp_path.iterdir())) == (3, [])
+
+    def test_no_start_is_no_calibration(self, server: FakeServer, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="--starts: not a number of starts: saw 0; allowed: >= 1"):
+            calibrate_models(target_of(server), [], folder=tmp_path, name="x", progress=lambda *_: None, starts=0)
 
     def test_an_existing_calibration_is_refused_before_anything_runs(self, server: FakeServer, tmp_path: Path) -> None:
         (tmp_path / "cal.json").write_text("mine")

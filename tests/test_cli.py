@@ -109,6 +109,7 @@ class TestPredict:
                 "  4  800.0 [800.0, 800.0]  800.0 [457.1, 800.0]  761.6 [761.6, 761.6]       40 ms",
                 "note: no transport law was measured, so transport is taken for a pure delay, and heights are upper "
                 "bounds as far as transport goes: calibrate with --null-model",
+                "note: the intervals are those of one start of the server: what differs between starts is not in them",
                 "note: the compute was emulated",
                 f"frozen: {path}",
                 f"next: b2g measure {path}",

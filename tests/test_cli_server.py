@@ -175,6 +175,8 @@ class TestCalibrate:
             (["--precision", "0"], "--precision: not a precision: saw 0.0"),
             (["--precision", "1"], "--precision: not a precision: saw 1.0"),
             (["--precision", "two"], "Invalid value for '--precision'"),
+            (["--starts", "0"], "Invalid value for '--starts'"),
+            (["--starts", "two"], "Invalid value for '--starts'"),
             (["--name", "a b"], "--name: this cannot be a name: saw 'a b'"),
             (["--compute", "real"], "--compute: not a kind of compute: saw 'real'"),
             (["--model", "m"], "--model: a model is named twice"),
@@ -189,6 +191,32 @@ class TestCalibrate:
         assert code == 2
         assert seen.startswith(line)
         assert not Path("calibration").exists()
+
+    @pytest.mark.parametrize(
+        ("starts", "note"),
+        [
+            (
+                1,
+                "one start: what differs between starts is not in the intervals; --starts 3 repeats the load alone on "
+                "a server of your own",
+            ),
+            (2, "calibrated over 2 sessions of a server that was not started for them"),
+        ],
+    )
+    def test_what_the_intervals_hold_is_said(
+        self, capsys: Out, here: Path, server: FakeServer, starts: int, note: str
+    ) -> None:
+        options = ("--model", "m", "-k", "2", "--precision", "0.5", "--name", "mine", "--starts", str(starts))
+        code, out = said(capsys, "calibrate", "-q", "--url", server.address, *options)
+        lines = out.splitlines()
+        assert (code, lines[0], len(lines)) == (0, "calibrated m (emulated compute) over http", 7)
+        assert lines[3:] == [
+            "note: no transport law was measured: predicted heights are upper bounds",
+            f"note: {note}",
+            "written: calibration/mine.json",
+            "next: b2g predict calibration/mine.json",
+        ]
+        assert len(read_record(here / "calibration" / "mine.json", Calibration).session_ids) == starts
 
     @pytest.mark.parametrize("url", ["", "localhost", "localhost:x", "localhost:0", "localhost:70000", "https://a:1"])
     def test_an_address_that_is_none(self, capsys: Out, url: str) -> None:

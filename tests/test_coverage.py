@@ -15,6 +15,7 @@ import pytest
 
 from b2gmodel.closed_form import flights_distribution, optimal_flights
 from b2gmodel.laws import Floats, Laws, laws_of
+from b2gmodel.merge import merged
 from b2gmodel.predictors import Curves, closed_form_curves, mva_curves
 from b2gmodel.records import Block, Calibration, CalibrationPoint, Estimate, TransportLaw, TransportPoint
 
@@ -206,3 +207,55 @@ def test_blocks_of_sessions_that_differ_are_no_units() -> None:
         point = point.model_copy(update={"blocks": blocks})
         ignored.add(closed_form_curves(laws_of(of, point, DRAWS, rng), FLIGHTS), true)
     assert ignored.pooled < 0.6
+
+
+def starts(count: int, rng: np.random.Generator, between: float = 0.03, within: float = 0.003) -> Calibration:
+    """Calibrations of as many starts of one server, merged: C differs by start, and hardly within one."""
+    points = []
+    for factor in 1 + between * rng.normal(size=count):
+        point = Truth(cycle_s=0.025 * factor, spread=(within, within)).point(rng)
+        assert point.cycle_s is not None
+        points.append(point.model_copy(update={"transport_s": Estimate(mean=point.cycle_s.mean - SERVICE_S)}))
+    return merged([in_session(number, point) for number, point in enumerate(points)])
+
+
+def in_session(number: int, point: CalibrationPoint) -> Calibration:
+    return builders.calibration(point).model_copy(update={"session_ids": (str(number),)})
+
+
+def share_that_holds_x1(count: int, calibrations: int = 300) -> float:
+    rng = np.random.default_rng(1)
+    held = []
+    for _ in range(calibrations):
+        of = starts(count, rng)
+        x1 = closed_form_curves(laws_of(of, of.points[0], DRAWS, rng), (1,)).values[1:, 0]
+        low, high = np.quantile(x1, [0.05, 0.95])
+        held.append(low <= 8 / 0.025 <= high)
+    return float(np.mean(held))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_merged_starts_hold_what_differs_between_them(count: int) -> None:
+    assert 0.85 <= share_that_holds_x1(count) <= 0.95
+
+
+def test_one_start_does_not_know_what_differs_between_starts() -> None:
+    """The negative control of the merging."""
+    assert share_that_holds_x1(1) < 0.5
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_transport_law_of_merged_starts_covers_at_its_level(count: int) -> None:
+    """What laws draw is normal, by the stated interval: 1.645 of its 1.96 deviations are 90 %."""
+    rng, held = np.random.default_rng(1), []
+    for _ in range(600):
+        rates = 120.0 / (1 + 0.03 * rng.normal(size=count))
+        laws = [builders.transport_law([50.0, float(rate)], relative_half_width=0.002) for rate in rates]
+        points = [builders.point().model_copy(update={"transport_law": law}) for law in laws]
+        of = merged([in_session(number, point) for number, point in enumerate(points)])
+        law = of.points[0].transport_law
+        assert law is not None
+        rate = law.points[1].batches_per_s
+        assert rate.high is not None
+        held.append(abs(rate.mean - 120.0) <= 1.644854 / 1.959964 * (rate.high - rate.mean))
+    assert 0.86 <= np.mean(held) <= 0.94

@@ -63,6 +63,16 @@ def calibrate(
         float,
         typer.Option("--precision", help="Wanted half-width of the 95 % intervals of S and D, share of the cycle."),
     ] = 0.02,
+    starts: Annotated[
+        int,
+        typer.Option(
+            "--starts",
+            min=1,
+            max=1000,
+            help="Repeat it on so many starts of the server (with --url of the load alone), and merge them: intervals "
+            "then hold what differs between them.",
+        ),
+    ] = 1,
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the calibration. Default: model and time.")
     ] = None,
@@ -104,7 +114,7 @@ def calibrate(
     ]
     with progress_lines(quiet) as progress:
         target = _target(url, compute, grpc_url, trace_file)
-        written = calibrate_models(target, wanted, folder=out, name=name, progress=progress, tested=True)
+        written = calibrate_models(target, wanted, folder=out, name=name, progress=progress, tested=True, starts=starts)
     if json:
         say_json(
             {
@@ -138,6 +148,10 @@ def _say_calibration(calibration: Calibration, path: Path) -> None:
     say(table(rows, header))
     for note in calibration.notes:
         say(f"note: {note}")
+    if len(calibration.session_ids) == 1:
+        embedded = calibration.server is not None and calibration.server.embedded
+        alone = "" if embedded else " repeats the load alone on a server of your own"
+        say(f"note: one start: what differs between starts is not in the intervals; --starts 3{alone}")
     say(f"written: {path}")
     say(f"next: b2g predict {path}")
 

@@ -17,6 +17,7 @@ from b2gmodel.live.point import Table
 from b2gmodel.live.run_loop import run_loop
 from b2gmodel.live.self_test import self_test
 from b2gmodel.live.target import Target
+from b2gmodel.merge import merged
 from b2gmodel.records import Calibration, Measurement, Prediction, digest_of
 from b2gmodel.store import check_name, write_record, write_table
 
@@ -31,17 +32,22 @@ def calibrate_models(
     name: str | None,
     progress: Progress,
     tested: bool = False,
+    starts: int = 1,
 ) -> list[tuple[Path, Calibration]]:
-    """Calibrate several models in one session; each is written as soon as it is known.
+    """Calibrate several models in each of ``starts`` sessions; each is written as soon as its last one is known.
 
     Args:
         folder: gets ``NAME.json`` and ``NAME.parquet`` for each model.
         tested: whether the instrument tests itself first, and stops where it fails.
         name: of the calibration; with several models, the model's name is appended. Default: model and time.
+        starts: sessions; with several their calibrations are merged, and a column ``session`` tells their cycles
+            apart. A target that does not restart its server is asked again as it runs.
 
     Raises:
-        UsageError: a name is taken, or what ``calibrate`` raises.
+        UsageError: a name is taken, no start at all, or what ``calibrate`` raises.
     """
+    if starts < 1:
+        raise UsageError("not a number of starts", observed=starts, allowed=">= 1", where="--starts")
     names = [_calibration_name(each.model, name, len(wanted) > 1) for each in wanted]
     for its_name in names:
         check_name(its_name, where="--name")
@@ -53,22 +59,37 @@ def calibrate_models(
                 where=str(folder / f"{its_name}.json"),
                 hint="records are never overwritten: choose another --name",
             )
-    written = []
-    with target.session([each.model for each in wanted]) as endpoint:
-        run_loop(check_wanted(endpoint, wanted))
-        if tested:
-            progress("self-test", 0.0)
-        found = run_loop(self_test()) if tested else None
-        for number, (each, its_name) in enumerate(zip(wanted, names, strict=True)):
+    written, found = [], None
+    sessions: list[list[tuple[Calibration, Table]]] = [[] for _ in wanted]
+    for start in range(starts):
+        with target.session([each.model for each in wanted]) as endpoint:
+            run_loop(check_wanted(endpoint, wanted))
+            if tested and start == 0:
+                progress("self-test", 0.0)
+                found = run_loop(self_test())
+            for number, (each, its_name) in enumerate(zip(wanted, names, strict=True)):
 
-            def told(stage: str, share: float, number: int = number) -> None:
-                progress(f"calibrate {stage}", (number + share) / len(wanted))
+                def told(stage: str, share: float, start: int = start, number: int = number) -> None:
+                    which = f", start {start + 1} of {starts}" if starts > 1 else ""
+                    progress(f"calibrate {stage}{which}", (start + (number + share) / len(wanted)) / starts)
 
-            calibration, table = run_loop(
-                calibrate(endpoint, each, name=its_name, session_id=uuid.uuid4().hex, progress=told, self_test=found)
-            )
-            written.append(_write(folder, its_name, calibration, table))
+                session_id = uuid.uuid4().hex
+                calibration, table = run_loop(
+                    calibrate(endpoint, each, name=its_name, session_id=session_id, progress=told, self_test=found)
+                )
+                sessions[number].append((calibration, table))
+                if start == starts - 1:
+                    written.append(_write(folder, its_name, *_as_one(sessions[number])))
     return written
+
+
+def _as_one(sessions: Sequence[tuple[Calibration, Table]]) -> tuple[Calibration, Table]:
+    """One session as it is; several merged, and their tables one below the other."""
+    if len(sessions) == 1:
+        return sessions[0]
+    tables = [{"session": [number] * len(table["k"]), **table} for number, (_, table) in enumerate(sessions)]
+    whole = {column: [value for table in tables for value in table[column]] for column in tables[0]}
+    return merged([calibration for calibration, _ in sessions]), whole
 
 
 def measure_frozen(
