@@ -30,7 +30,7 @@ class TestCommands:
             "note: the fake server stands in for w: requests of 1 KiB where no payload is given, S(k) = 0.1 ms + 0.02 "
             "ms k; nothing that is measured on it says anything of a real server\n"
             f"written: {folder}/study.json\n"
-            f"next: b2g study run {folder}\n",
+            f"next: b2g study calibrate {folder}, to predict it before it is run; or b2g study run {folder}\n",
         )
         assert said(capsys, "study", "plan", str(tmp_path / "small.toml"), "--out", str(folder))[0] == 0
         code, line = complained(capsys, "study", "plan", "quick", "--out", str(folder))

@@ -102,6 +102,20 @@ def test_predict_run_judge(study: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert figure.read_text().startswith("<?xml")
 
 
+def test_a_study_is_predicted_once(study: Path) -> None:
+    freeze_study(study, seed=1)
+    with pytest.raises(EvidenceError, match="has a prediction already"):
+        freeze_study(study, seed=2)
+
+
+def test_a_run_without_its_session_is_no_evidence(study: Path) -> None:
+    freeze_study(study, seed=1)
+    run_study(study, tell)
+    next((study / "sessions").iterdir()).unlink()
+    with pytest.raises(EvidenceError, match="a session that is not there"):
+        judge_runs(study)
+
+
 def test_what_was_run_before_is_not_predicted(study: Path) -> None:
     run_study(study, tell)
     with pytest.raises(EvidenceError, match="has runs already"):

@@ -186,7 +186,7 @@ def _say_plan(study: Study, out: Path, planned_s: float) -> None:
     for note in study.notes:
         say(f"note: {note}")
     say(f"written: {out / 'study.json'}")
-    say(f"next: b2g study run {out}")
+    say(f"next: b2g study calibrate {out}, to predict it before it is run; or b2g study run {out}")
 
 
 def _say_summary(summary: Summary, folder: Path) -> None:

@@ -94,10 +94,12 @@ def whole(
 ) -> int:
     """Plan, calibrate, predict and freeze, run and judge a study. Given again, it goes on where it stopped."""
     from b2gmodel.cli.study_commands import run
+    from b2gmodel.live.study_commitment import frozen_prediction
 
     plan(file, out)
-    calibrate(out, BUDGET, quiet)
-    predict(out, seed)
+    if frozen_prediction(out) is None:
+        calibrate(out, BUDGET, quiet)
+        predict(out, seed)
     failed = run(out, quiet)
     return failed or judge(out, figure)
 

@@ -87,7 +87,7 @@ def freeze_study(folder: Path, *, seed: int) -> tuple[StudyPrediction, Path]:
 
     Raises:
         UsageError: a calibration is missing, or nothing can be claimed.
-        EvidenceError: the study has runs already: they would not have been predicted.
+        EvidenceError: the study has runs already, which would not have been predicted, or another prediction.
     """
     store = StudyStore.open(folder)
     study, ledger = store.study, ledger_of(folder)
@@ -112,6 +112,15 @@ def freeze_study(folder: Path, *, seed: int) -> tuple[StudyPrediction, Path]:
         software=describe_software(),
         seed=seed,
     )
+    earlier = frozen_prediction(folder)
+    if earlier is not None and earlier.digest != digest_of(prediction):
+        raise EvidenceError(
+            "the study has a prediction already, and this is another one",
+            observed=digest_of(prediction),
+            allowed=earlier.digest,
+            where=earlier.file,
+            hint="a study is predicted once: to predict anew, plan a new study",
+        )
     return prediction, ledger.freeze(prediction)
 
 
@@ -204,6 +213,14 @@ def _measurement(
         raise UsageError("no run is complete", where=str(store.folder), hint=f"b2g study run {store.folder}")
     used = {run.session_id for run in runs}
     kept = [session for session in sessions if session.session_id in used]
+    unknown = sorted(used - {session.session_id for session in kept})
+    if unknown:
+        raise EvidenceError(
+            "runs belong to a session that is not there",
+            observed=unknown[0],
+            where=str(store.folder / "sessions"),
+            hint="restore the file",
+        )
     computes = {model.info.compute for session in kept for model in session.models}
     missing = len(store.study.runs) - len(runs)
     # The same runs are the same measurement, however often they are judged.
