@@ -240,6 +240,10 @@ class TestCounters:
         ):
             run(said.booked_counters("m", 2))
 
+    def test_a_total_ahead_of_its_batch_sizes_is_not_booked_yet(self) -> None:
+        seen = ModelCounters(2, 16, 3, {8: BatchCounters(1, 5, 5, 5)})
+        assert (seen.booked_executions, seen.booked_requests) == (1, 8)
+
 
 TWO = ModelSpec(
     name="a/b",

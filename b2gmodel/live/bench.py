@@ -283,12 +283,12 @@ async def booked_requests(control: ControlPlane, name: str, requests: int) -> Mo
     deadline_s = time.monotonic() + _BOOKING_LIMIT_S
     while True:
         counters = await control.counters(name)
-        if counters.inferences >= requests:
+        if counters.booked_requests >= requests:
             return counters
         if time.monotonic() > deadline_s:
             raise ServerError(
                 "the server did not book our requests in its statistics",
-                observed=f"{counters.inferences} requests",
+                observed=f"{counters.booked_requests} requests",
                 allowed=f"{requests} within {_BOOKING_LIMIT_S:g} s",
                 where=name,
             )

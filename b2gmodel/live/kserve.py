@@ -107,6 +107,16 @@ class ModelCounters:
     def of(self, k: int) -> BatchCounters:
         return self.by_batch_size.get(k, NO_EXECUTIONS)
 
+    @property
+    def booked_executions(self) -> int:
+        """Those that all counters show: the server books its total and its batch sizes one after the other."""
+        return min(self.executions, sum(each.executions for each in self.by_batch_size.values()))
+
+    @property
+    def booked_requests(self) -> int:
+        """As ``booked_executions``, in requests."""
+        return min(self.inferences, sum(size * each.executions for size, each in self.by_batch_size.items()))
+
 
 class ControlPlane:
     """What a server tells about itself, over one kept-alive connection off the timed path.
@@ -236,12 +246,12 @@ class ControlPlane:
         deadline_s = time.monotonic() + _BOOKING_TIMEOUT_S
         while True:
             counters = await self.counters(name)
-            if counters.executions >= executions:
+            if counters.booked_executions >= executions:
                 return counters
             if time.monotonic() > deadline_s:
                 raise ServerError(
                     "the server did not book our batches in its statistics",
-                    observed=f"{counters.executions} executions",
+                    observed=f"{counters.booked_executions} executions",
                     allowed=f"{executions} within {_BOOKING_TIMEOUT_S:g} s",
                     where=name,
                     hint="did it restart, or does it keep no batch statistics? Then S cannot be separated from D",
