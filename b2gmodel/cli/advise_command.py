@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from b2gmodel.cli.adding import add_command
 from b2gmodel.cli.options import LARGEST_SEED, Json
 from b2gmodel.cli.output import say, say_json
 from b2gmodel.errors import UsageError
@@ -21,7 +22,16 @@ _SIMULATED_DRAWS = 60
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: b2g advise calibration/NAME.json --p99 100ms --rate 300")(advise)
+    add_command(
+        app,
+        advise,
+        example="b2g advise calibration/NAME.json --p99 100ms --rate 300",
+        exits={
+            0: "met, or no budget given",
+            1: "the budget or the rate cannot be met",
+            3: "not known without simulation",
+        },
+    )
 
 
 def advise(
@@ -29,9 +39,7 @@ def advise(
         list[Path],
         typer.Argument(metavar="CALIBRATION...", help="Of one model: one, or one a transport.", show_default=False),
     ],
-    p99: Annotated[
-        str | None, typer.Option("--p99", help="Budget of a request's latency, with its unit: 50ms.")
-    ] = None,
+    p99: Annotated[str | None, typer.Option("--p99", metavar="TIME", help="Budget of a request's latency.")] = None,
     rate: Annotated[
         float | None, typer.Option("--rate", help="Offered requests a second. Default: callers fill all flights.")
     ] = None,
@@ -44,10 +52,7 @@ def advise(
     seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of draws and simulation.")] = 1,
     json: Json = False,
 ) -> int:
-    """Recommend placement, k, M and transport, with settings to paste.
-
-    Exit 1 where the budget or the rate cannot be met, 3 where that cannot be known without the simulation.
-    """
+    """Recommend placement, k, M and transport, with settings."""
     from b2gmodel.advice import advise as make_advice
     from b2gmodel.advice_surface import Source
     from b2gmodel.records import Calibration

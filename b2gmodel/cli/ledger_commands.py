@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from b2gmodel.cli.adding import add_command
 from b2gmodel.cli.options import AllowedSigners, Json, PredictionsFolder
 from b2gmodel.cli.output import say, say_json, table
 
@@ -18,15 +19,23 @@ UNSOUND = 3
 
 
 def register(app: typer.Typer) -> None:
-    ledger = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What was frozen, and what became of it.")
-    ledger.command(epilog="Example: b2g ledger status")(status)
-    ledger.command(epilog="Example: b2g ledger verify --allowed-signers allowed_signers")(verify)
-    ledger.command(epilog="Example: b2g ledger abandon 1f2e3d4c --reason 'the server was taken away'")(abandon)
+    ledger = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show what was frozen, and what became of it.")
+    add_command(ledger, status, example="b2g ledger status")
+    add_command(
+        ledger,
+        verify,
+        example="b2g ledger verify --allowed-signers allowed_signers",
+        exits={0: "it holds", 3: "a check failed"},
+    )
+    add_command(ledger, abandon, example="b2g ledger abandon 1f2e3d4c --reason 'the server was taken away'")
     app.add_typer(ledger, name="ledger")
 
 
 def status(predictions: PredictionsFolder = Path("predictions"), json: Json = False) -> None:
-    """List the frozen predictions that have no outcome, and count all: the file drawer."""
+    """List the frozen predictions that have no outcome.
+
+    All are counted: this is the file drawer.
+    """
     from b2gmodel.ledger import Ledger
     from b2gmodel.ledger_states import count_states
 
@@ -58,7 +67,7 @@ def status(predictions: PredictionsFolder = Path("predictions"), json: Json = Fa
 def verify(
     allowed_signers: AllowedSigners = None, predictions: PredictionsFolder = Path("predictions"), json: Json = False
 ) -> int:
-    """Check everything that the ledger says from its files alone: exit 0 it holds, 3 a check failed."""
+    """Check all that the ledger says, from its files alone."""
     from b2gmodel.ledger import Ledger
     from b2gmodel.ledger_verify import verify as verify_ledger
 
@@ -78,7 +87,7 @@ def abandon(
     predictions: PredictionsFolder = Path("predictions"),
     json: Json = False,
 ) -> None:
-    """Enter in the ledger that a frozen prediction will not be judged, and why."""
+    """Enter that a prediction will not be judged, and why."""
     from b2gmodel.ledger import Ledger
 
     ledger = Ledger(predictions)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from b2gmodel.cli.adding import add_command
 from b2gmodel.cli.options import (
     CalibrationFolder,
     Compute,
@@ -15,9 +16,11 @@ from b2gmodel.cli.options import (
     PredictionsFolder,
     Quiet,
     Url,
+    one_of,
     parse_compute,
     parse_counts,
     parse_shapes,
+    workload_names,
 )
 from b2gmodel.cli.output import EXIT_CODES, progress_lines, say, say_json
 
@@ -27,21 +30,40 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: b2g calibrate --url http://localhost:8000 --model resnet50 -k 8")(calibrate)
-    app.command(epilog="Example: b2g measure predictions/NAME-DIGEST.json")(measure)
-    app.command(epilog="Example: b2g demo")(demo)
+    add_command(
+        app,
+        calibrate,
+        example="b2g calibrate --url http://localhost:8000 --model resnet50 -k 8",
+        exits={3: "no valid evidence, or the machine is too busy"},
+    )
+    add_command(
+        app,
+        measure,
+        example="b2g measure predictions/NAME-DIGEST.json",
+        exits={3: "not frozen, changed, or no valid evidence"},
+    )
+    add_command(app, demo, example="b2g demo", exits={0: "held", 1: "refuted", 3: "inconclusive or invalid"})
 
 
 def calibrate(
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", help="Model on the server; repeat for several. Embedded: resnet50."),
+        typer.Option(
+            "--model",
+            help="Model on the server; repeat for several. Embedded: resnet50.",
+            autocompletion=workload_names,
+        ),
     ] = None,
     k: Annotated[str, typer.Option("-k", help="Batch sizes, separated by commas: 1,2,4,8.")] = "8",
     url: Url = None,
     grpc_url: GrpcUrl = None,
     transport: Annotated[
-        str, typer.Option("--transport", help="How batches travel to the server: http, grpc or shm.")
+        str,
+        typer.Option(
+            "--transport",
+            help="How batches travel to the server: http, grpc or shm.",
+            autocompletion=one_of("http", "grpc", "shm"),
+        ),
     ] = "http",
     null_model: Annotated[
         str | None,
@@ -58,7 +80,7 @@ def calibrate(
         list[str] | None,
         typer.Option("--shape", help="NAME:3,224,224 for an input of dynamic shape, without the batch dimension."),
     ] = None,
-    budget: Annotated[str, typer.Option("--budget", help="Longest time for each batch size, with its unit.")] = "30s",
+    budget: Annotated[str, typer.Option("--budget", metavar="TIME", help="Longest time for each batch size.")] = "30s",
     precision: Annotated[
         float,
         typer.Option("--precision", help="Wanted half-width of the 95 % intervals of S and D, share of the cycle."),
@@ -81,7 +103,7 @@ def calibrate(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Measure S and D in single-flight on a KServe v2 server, and write a calibration."""
+    """Measure S and D in single-flight, and write a calibration."""
     import math
 
     from b2gmodel.errors import UsageError
@@ -170,7 +192,7 @@ def measure(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Run a frozen prediction's plan on the server, and write the measurement."""
+    """Run a frozen prediction's plan, and write the measurement."""
     from b2gmodel.ledger import Ledger
     from b2gmodel.live.sessions import measure_frozen
     from b2gmodel.measured import measured_curve
@@ -199,7 +221,7 @@ def demo(
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
-    """Calibrate, predict, measure and judge two contrasting workloads on the embedded Triton, in minutes."""
+    """Calibrate, predict, measure and judge on the embedded Triton."""
     from b2gmodel.cli.predict_command import simulator_of
     from b2gmodel.cli.verdict_text import say_verdict
     from b2gmodel.live.demo import run_demo

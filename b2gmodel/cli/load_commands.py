@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from b2gmodel.cli.options import Json, Quiet, parse_shapes
+from b2gmodel.cli.adding import add_command
+from b2gmodel.cli.options import Json, Quiet, one_of, parse_shapes
 from b2gmodel.cli.output import progress_lines, say, say_json
 
 if TYPE_CHECKING:
@@ -18,9 +19,12 @@ _BUSY_GENERATOR = 0.9
 
 
 def register(app: typer.Typer) -> None:
-    app.command(
-        epilog="Example: b2g load --to 127.0.0.1:8100 --model resnet50 --shape input:3,224,224 --clients 16 --verify"
-    )(load)
+    add_command(
+        app,
+        load,
+        example="b2g load --to 127.0.0.1:8100 --model resnet50 --shape input:3,224,224 --clients 16 --verify",
+        exits={3: "nothing was answered, or an answer was wrong"},
+    )
 
 
 def load(
@@ -38,21 +42,34 @@ def load(
         int | None,
         typer.Option("--clients", help="Closed loop: clients, each with one request open.", show_default="16"),
     ] = None,
-    think: Annotated[str, typer.Option("--think", help="Closed loop: a client's pause after each answer.")] = "0s",
+    think: Annotated[
+        str, typer.Option("--think", metavar="TIME", help="Closed loop: a client's pause after each answer.")
+    ] = "0s",
     rate: Annotated[
         float | None, typer.Option("--rate", help="Open loop: requests a second, whether answers come or not.")
     ] = None,
-    arrivals: Annotated[str, typer.Option("--arrivals", help="Open loop: poisson or constant.")] = "poisson",
+    arrivals: Annotated[
+        str,
+        typer.Option(
+            "--arrivals", help="Open loop: poisson or constant.", autocompletion=one_of("poisson", "constant")
+        ),
+    ] = "poisson",
     connections: Annotated[
         int,
         typer.Option(
             "--connections", help="Open loop: requests open at once, more than the proxy's queue and flights hold."
         ),
     ] = 512,
-    duration: Annotated[str, typer.Option("--duration", help="How long requests are sent.")] = "10s",
-    warmup: Annotated[str, typer.Option("--warmup", help="Begin of the duration that figures leave out.")] = "1s",
-    deadline: Annotated[str, typer.Option("--deadline", help="Given to each request; 'none' for none.")] = "none",
-    patience: Annotated[str, typer.Option("--patience", help="Longest wait for the last answers.")] = "10s",
+    duration: Annotated[str, typer.Option("--duration", metavar="TIME", help="How long requests are sent.")] = "10s",
+    warmup: Annotated[
+        str, typer.Option("--warmup", metavar="TIME", help="Begin of the duration that figures leave out.")
+    ] = "1s",
+    deadline: Annotated[
+        str, typer.Option("--deadline", metavar="TIME", help="Given to each request; 'none' for none.")
+    ] = "none",
+    patience: Annotated[
+        str, typer.Option("--patience", metavar="TIME", help="Longest wait for the last answers.")
+    ] = "10s",
     seed: Annotated[int, typer.Option("--seed", help="Of payloads and arrivals.")] = 0,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare answers with the reference workloads' fingerprints.")
@@ -63,7 +80,7 @@ def load(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Put load on a proxy, closed loop or open. Exit 3 where nothing was answered, or an answer was wrong."""
+    """Put load on a proxy, closed loop or open."""
     from b2gmodel.live.load import LoadSpec, run_load
     from b2gmodel.live.target import parse_url
     from b2gmodel.units import parse_duration_s

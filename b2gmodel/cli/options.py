@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -43,6 +44,18 @@ _MOST_COUNTS: Final = 256
 _LARGEST_COUNT: Final = 65_536
 LARGEST_SEED: Final = 2**53 - 1
 """The largest whole number that canonical JSON holds exactly."""
+
+
+def one_of(*values: str) -> Callable[[], list[str]]:
+    """What the shell completes an option with."""
+    return lambda: list(values)
+
+
+def workload_names() -> list[str]:
+    """The embedded server's models, for the shell to complete."""
+    from b2gmodel.live.workloads import load_workloads
+
+    return list(load_workloads().names)
 
 
 def parse_counts(text: str, *, where: str) -> tuple[int, ...]:

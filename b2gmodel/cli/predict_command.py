@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from b2gmodel.cli.adding import add_command
 from b2gmodel.cli.options import LARGEST_SEED, Json, PredictionsFolder, Quiet, parse_counts
 from b2gmodel.cli.output import progress_lines, say, say_json, table
 from b2gmodel.errors import UsageError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: b2g predict calibration/published/yolov8n.json")(predict)
+    add_command(app, predict, example="b2g predict calibration/published/yolov8n.json")
 
 
 def predict(
@@ -33,7 +34,7 @@ def predict(
     up_to: Annotated[int, typer.Option("--up-to", min=1, max=256, help="The curves run over M = 1 to this.")] = 16,
     sessions: Annotated[int, typer.Option("--sessions", min=1, max=1000, help="Sessions of the measurement.")] = 4,
     seconds: Annotated[
-        str, typer.Option("--seconds", help="Length of each run of the measurement, with its unit.")
+        str, typer.Option("--seconds", metavar="TIME", help="Length of each run of the measurement.")
     ] = "2s",
     draws: Annotated[
         int, typer.Option("--draws", min=20, max=100_000, help="Draws of the calibration's uncertainty.")
@@ -65,7 +66,7 @@ def predict(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Predict M*, X(M) and what binds from calibrations, and freeze the predictions in the ledger."""
+    """Predict M*, X(M) and what binds, and freeze it in the ledger."""
     from b2gmodel.ledger import Ledger
     from b2gmodel.live.host import describe_software
     from b2gmodel.prediction import predict as make_prediction

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from b2gmodel.cli.adding import add_command
 from b2gmodel.cli.options import AllowedSigners, Json, PredictionsFolder
 from b2gmodel.cli.output import EXIT_CODES, say, say_json
 
@@ -17,20 +18,25 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: b2g mstar --service 27.6ms --transport 61.3ms")(mstar)
-    app.command(epilog="Example: b2g validate predictions/NAME-DIGEST.json")(validate)
+    add_command(app, mstar, example="b2g mstar --service 27.6ms --transport 61.3ms")
+    add_command(
+        app,
+        validate,
+        example="b2g validate predictions/NAME-DIGEST.json",
+        exits={0: "held", 1: "refuted", 3: "inconclusive or invalid"},
+    )
 
 
 def mstar(
-    service: Annotated[str, typer.Option("--service", help="Service time S of a batch, with its unit: 27.6ms.")],
+    service: Annotated[str, typer.Option("--service", metavar="TIME", help="Service time S of a batch.")],
     transport: Annotated[
         str,
-        typer.Option("--transport", help="Transport overhead D of a batch, with its unit: 61.3ms; may be 0ms."),
+        typer.Option("--transport", metavar="TIME", help="Transport overhead D of a batch; 0ms for none."),
     ],
     instances: Annotated[int, typer.Option("--instances", help="Model instances g.")] = 1,
     json: Json = False,
 ) -> None:
-    """The closed form from two numbers: how many batches to keep in flight."""
+    """Say how many batches to keep in flight, from S and D alone."""
     from b2gmodel import closed_form
     from b2gmodel.units import format_duration, parse_duration_s
 
@@ -72,7 +78,7 @@ def validate(
     predictions: PredictionsFolder = Path("predictions"),
     json: Json = False,
 ) -> int:
-    """Score a frozen prediction against its measurement: exit 0 held, 1 refuted, 3 inconclusive or invalid."""
+    """Judge a frozen prediction by its measurement."""
     from b2gmodel.cli.verdict_text import say_verdict
     from b2gmodel.errors import UsageError
     from b2gmodel.judge import judge

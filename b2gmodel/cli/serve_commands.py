@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from b2gmodel.cli.options import GrpcUrl, Json, parse_shapes
+from b2gmodel.cli.adding import add_command
+from b2gmodel.cli.options import GrpcUrl, Json, one_of, parse_shapes
 from b2gmodel.cli.output import complain, say_json
 
 if TYPE_CHECKING:
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: b2g serve --url http://localhost:8000 --model resnet50 -k 8 -M 4")(serve)
+    add_command(
+        app,
+        serve,
+        example="b2g serve --url http://localhost:8000 --model resnet50 -k 8 -M 4",
+        exits={0: "drained", 3: "not drained in time"},
+    )
 
 
 def serve(
@@ -30,16 +36,24 @@ def serve(
     flights: Annotated[int, typer.Option("-M", "--flights", help="Most batches in flight at once.")] = 1,
     placement: Annotated[
         str | None,
-        typer.Option(help="C1 or C2: requests one by one, up to M in flight; C3: M = 1; C4. Default: C3 or C4, by M."),
+        typer.Option(
+            help="C1 or C2: requests one by one, up to M in flight; C3: M = 1; C4. Default: C3 or C4, by M.",
+            autocompletion=one_of("C1", "C2", "C3", "C4"),
+        ),
     ] = None,
     formation_deadline: Annotated[
         str,
         typer.Option(
-            "--formation-deadline", help="A partial batch goes after this time, with its unit; 'none' waits for k."
+            "--formation-deadline", metavar="TIME", help="A partial batch goes after this time; 'none' waits for k."
         ),
     ] = "5ms",
     queue: Annotated[int, typer.Option("--queue", help="Most requests waiting at once.")] = 256,
-    transport: Annotated[str, typer.Option("--transport", help="To the server: http, grpc or shm.")] = "http",
+    transport: Annotated[
+        str,
+        typer.Option(
+            "--transport", help="To the server: http, grpc or shm.", autocompletion=one_of("http", "grpc", "shm")
+        ),
+    ] = "http",
     grpc_url: GrpcUrl = None,
     shape: Annotated[
         list[str] | None,
@@ -54,16 +68,28 @@ def serve(
         ),
     ] = None,
     frame_timeout: Annotated[
-        str, typer.Option("--frame-timeout", help="Longest time for a frame to come in, or for answers to be read.")
+        str,
+        typer.Option(
+            "--frame-timeout", metavar="TIME", help="Longest time for a frame to come in, or for answers to be read."
+        ),
     ] = "30s",
     idle_timeout: Annotated[
-        str, typer.Option("--idle-timeout", help="Longest silence of a client with nothing open; 'none' for any.")
+        str,
+        typer.Option(
+            "--idle-timeout", metavar="TIME", help="Longest silence of a client with nothing open; 'none' for any."
+        ),
     ] = "10min",
     server_timeout: Annotated[
-        str, typer.Option("--server-timeout", help="Longest time for the server to answer a batch; 'none' for any.")
+        str,
+        typer.Option(
+            "--server-timeout", metavar="TIME", help="Longest time for the server to answer a batch; 'none' for any."
+        ),
     ] = "60s",
     drain_timeout: Annotated[
-        str, typer.Option("--drain-timeout", help="Longest time to finish what waits and flies after SIGTERM.")
+        str,
+        typer.Option(
+            "--drain-timeout", metavar="TIME", help="Longest time to finish what waits and flies after SIGTERM."
+        ),
     ] = "30s",
     allow_public: Annotated[
         bool, typer.Option("--allow-public", help="Listen on an address that others can reach: no TLS, no login.")
@@ -83,7 +109,10 @@ def serve(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Run the proxy until SIGTERM or SIGINT, then finish what waits and flies. Exit 3 where that took too long."""
+    """Run the batching proxy.
+
+    At SIGTERM or SIGINT it finishes what waits and flies, and stops.
+    """
     from b2gmodel.live.proxy import ProxyLimits
     from b2gmodel.live.run_loop import run_loop
     from b2gmodel.live.serve import Service

@@ -7,18 +7,27 @@ from typing import Annotated
 
 import typer
 
-from b2gmodel.cli.options import Compute, Json, Url, parse_compute
+from b2gmodel.cli.adding import add_command
+from b2gmodel.cli.options import Compute, Json, Url, parse_compute, workload_names
 from b2gmodel.cli.output import say, say_json
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: b2g server --model resnet50")(server)
-    app.command(epilog="Example: b2g doctor")(doctor)
+    add_command(app, server, example="b2g server --model resnet50")
+    add_command(
+        app,
+        doctor,
+        example="b2g doctor",
+        exits={0: "nothing is missing", 2: "wrong use, or something needed is missing"},
+    )
 
 
 def server(
     model: Annotated[
-        list[str] | None, typer.Option("--model", help="Workload to serve; repeat for several. Default: all.")
+        list[str] | None,
+        typer.Option(
+            "--model", help="Workload to serve; repeat for several. Default: all.", autocompletion=workload_names
+        ),
     ] = None,
     compute: Compute = "emulated",
     show_table: Annotated[
@@ -34,7 +43,10 @@ def server(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Run the embedded real Triton with the reference workloads until SIGINT or SIGTERM."""
+    """Run the embedded Triton with the reference workloads.
+
+    It stops at SIGINT or SIGTERM.
+    """
     import signal
 
     from b2gmodel.live.server import EmbeddedServer
@@ -96,7 +108,7 @@ def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Do not start the server.")] = False,
     json: Json = False,
 ) -> int:
-    """What this machine can and cannot do. Exit 2 where something needed is missing."""
+    """Say what this machine can and cannot do."""
     from b2gmodel.live.doctor import run_checks
 
     checks = run_checks(start_server=not quick)

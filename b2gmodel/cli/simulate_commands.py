@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from b2gmodel.cli.options import Json, Quiet
+from b2gmodel.cli.adding import add_command
+from b2gmodel.cli.options import Json, Quiet, one_of
 from b2gmodel.cli.output import progress_lines, say, say_json, table
 from b2gmodel.errors import EvidenceError, UsageError
 
@@ -17,17 +18,19 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command(
-        epilog="Example: b2g simulate --service 27.6ms --transport 61.3ms -k 8 --sweep flights=1,2,3,4,6 --out x.csv"
-    )(simulate)
+    add_command(
+        app,
+        simulate,
+        example="b2g simulate --service 27.6ms --transport 61.3ms -k 8 --sweep flights=1,2,3,4,6 --out x.csv",
+    )
 
 
 def simulate(
     calibration: Annotated[
         Path | None, typer.Argument(help="A calibration that S, D and their spread come from.", show_default=False)
     ] = None,
-    service: Annotated[str | None, typer.Option("--service", help="S of a batch, with its unit: 27.6ms.")] = None,
-    transport: Annotated[str | None, typer.Option("--transport", help="D of a batch, with its unit.")] = None,
+    service: Annotated[str | None, typer.Option("--service", metavar="TIME", help="S of a batch.")] = None,
+    transport: Annotated[str | None, typer.Option("--transport", metavar="TIME", help="D of a batch.")] = None,
     service_cv: Annotated[float, typer.Option("--service-cv", help="Coefficient of variation of S.")] = 0.0,
     transport_cv: Annotated[float, typer.Option("--transport-cv", help="Coefficient of variation of D.")] = 0.0,
     transport_rates: Annotated[
@@ -40,19 +43,24 @@ def simulate(
     clients: Annotated[
         int | None, typer.Option("--clients", min=1, help="Concurrent clients. Default: as many as fill M batches.")
     ] = None,
-    think: Annotated[str | None, typer.Option("--think", help="Mean think time of a client, exponential.")] = None,
+    think: Annotated[
+        str | None, typer.Option("--think", metavar="TIME", help="Mean think time of a client, exponential.")
+    ] = None,
     rate: Annotated[float | None, typer.Option("--rate", help="Poisson requests a second instead of clients.")] = None,
     queue_limit: Annotated[int | None, typer.Option("--queue-limit", min=1, help="Requests that may wait.")] = None,
-    deadline: Annotated[str | None, typer.Option("--deadline", help="How long a request may wait.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="TIME", help="How long a request may wait.")
+    ] = None,
     formation: Annotated[
-        str | None, typer.Option("--formation-deadline", help="When a partial batch goes; 0ms: at once.")
+        str | None,
+        typer.Option("--formation-deadline", metavar="TIME", help="When a partial batch goes; 0ms: at once."),
     ] = None,
     server_max_batch: Annotated[
         int | None, typer.Option("--server-max-batch", min=1, help="Dynamic batching in the server, up to this many.")
     ] = None,
-    server_delay: Annotated[str | None, typer.Option("--server-delay", help="Its queue delay.")] = None,
+    server_delay: Annotated[str | None, typer.Option("--server-delay", metavar="TIME", help="Its queue delay.")] = None,
     service_per_row: Annotated[
-        str | None, typer.Option("--service-per-row", help="Growth of S with each row beyond k.")
+        str | None, typer.Option("--service-per-row", metavar="TIME", help="Growth of S with each row beyond k.")
     ] = None,
     sweep: Annotated[
         list[str] | None, typer.Option("--sweep", help="NAME=V1,V2,...; repeat for a grid. Times in seconds.")
@@ -73,13 +81,16 @@ def simulate(
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Picture of the first flights on the stations over time.")
     ] = None,
-    executor: Annotated[str, typer.Option("--executor", help="serial, joblib or dask.")] = "serial",
+    executor: Annotated[
+        str,
+        typer.Option("--executor", help="serial, joblib or dask.", autocompletion=one_of("serial", "joblib", "dask")),
+    ] = "serial",
     workers: Annotated[int, typer.Option("--workers", min=1, help="Processes for joblib.")] = 2,
     scheduler: Annotated[str | None, typer.Option("--scheduler", help="Dask scheduler, tcp://HOST:PORT.")] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
-    """What-if runs of the queueing model: throughput, latency, utilisation, queues, rejections."""
+    """Run the queueing model: throughput, latency, rejections."""
     from dataclasses import replace
     from functools import partial
 

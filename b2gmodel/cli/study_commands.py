@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from b2gmodel.cli.options import LARGEST_SEED, Json, Quiet
+from b2gmodel.cli.adding import add_command
+from b2gmodel.cli.options import LARGEST_SEED, Json, Quiet, one_of
 from b2gmodel.cli.output import progress_lines, say, say_json, table
 
 if TYPE_CHECKING:
@@ -20,43 +21,53 @@ study_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Factorial studies of placements: plan, run, resume, see where one stands.",
+    help="Plan, run and judge factorial studies of placements.",
 )
 
+StudyFile = Annotated[
+    str,
+    typer.Argument(
+        help="A TOML file, or one that ships: published, quick or crossover.",
+        autocompletion=one_of("published", "quick", "crossover"),
+    ),
+]
 StudyFolder = Annotated[Path, typer.Argument(help="The study's folder.")]
 
 _SHOWN_FAILURES: Final = 10
 
 
 def register(app: typer.Typer) -> None:
-    study_app.command(epilog="Example: b2g study plan quick --out study")(plan)
-    study_app.command(epilog="Example: b2g study run study")(run)
-    study_app.command(epilog="Example: b2g study status study")(status)
+    add_command(study_app, plan, example="b2g study plan quick --out study")
+    add_command(study_app, run, example="b2g study run study", exits={3: "a run failed"})
+    add_command(study_app, status, example="b2g study status study")
     app.add_typer(study_app)
 
 
 def plan(
-    file: Annotated[str, typer.Argument(help="A TOML file, or one that ships: published, quick or crossover.")],
+    file: StudyFile,
     out: Annotated[Path, typer.Option("--out", help="The study's folder.")] = Path("study"),
     server: Annotated[
         str | None, typer.Option("--server", help="In place of the file's: embedded, fake, or http://HOST:PORT.")
     ] = None,
     grpc_url: Annotated[str | None, typer.Option("--grpc-url", help="That server's gRPC endpoint, HOST:PORT.")] = None,
     seconds: Annotated[
-        str | None, typer.Option("--seconds", help="In place of the file's length of a run, with its unit.")
+        str | None, typer.Option("--seconds", metavar="TIME", help="In place of the file's length of a run.")
     ] = None,
     sessions: Annotated[int | None, typer.Option("--sessions", min=1, max=1000, help="In place of the file's.")] = None,
     repetitions: Annotated[
         int | None, typer.Option("--repetitions", min=1, max=1000, help="In place of the file's.")
     ] = None,
     clients: Annotated[
-        str | None, typer.Option("--clients", help="In place of the file's: inside, or process.")
+        str | None,
+        typer.Option(
+            "--clients", help="In place of the file's: inside, or process.", autocompletion=one_of("inside", "process")
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="In place of the file's.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the file, to copy and change, and stop.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a study's manifest: every run, in order, and the version of the code that it is planned for."""
+    """Write a study's manifest: every run, in order."""
     from b2gmodel.live.study_server import reference_workloads
     from b2gmodel.live.study_store import StudyStore
     from b2gmodel.live.study_versions import version_of
@@ -86,7 +97,7 @@ def plan(
 
 
 def run(folder: StudyFolder, quiet: Quiet = False, json: Json = False) -> int:
-    """Do what is missing of a study. Exit 3 where a run failed.
+    """Do what is missing of a study.
 
     It can be stopped at any moment, and given again: what is complete is not done twice. Several of these may work on
     one study at a time.
@@ -111,7 +122,7 @@ def run(folder: StudyFolder, quiet: Quiet = False, json: Json = False) -> int:
 
 
 def status(folder: StudyFolder, json: Json = False) -> None:
-    """Show what of a study is done, failed or missing, and how long the rest takes."""
+    """Show what is done, failed or missing, and the time left."""
     from b2gmodel.live.study_status import status_of
 
     found = status_of(folder)

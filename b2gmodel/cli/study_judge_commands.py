@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from b2gmodel.cli.adding import add_command
 from b2gmodel.cli.options import LARGEST_SEED, Json, Quiet
 from b2gmodel.cli.output import EXIT_CODES, progress_lines, say, say_json, table
-from b2gmodel.cli.study_commands import StudyFolder, plan, study_app
+from b2gmodel.cli.study_commands import StudyFile, StudyFolder, plan, study_app
 
 if TYPE_CHECKING:
     from b2gmodel.placement_records import MeasuredCell, PlacementCell, StudyPrediction, StudyVerdict
@@ -20,19 +21,35 @@ Seed = Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of t
 
 
 def register() -> None:
-    study_app.command(epilog="Example: b2g study calibrate study")(calibrate)
-    study_app.command(epilog="Example: b2g study predict study")(predict)
-    study_app.command(epilog="Example: b2g study judge study --figure crossover.svg")(judge)
-    study_app.command("all", epilog="Example: b2g study all crossover --out study")(whole)
+    add_command(
+        study_app,
+        calibrate,
+        example="b2g study calibrate study",
+        exits={3: "no valid evidence, or the machine is too busy"},
+    )
+    add_command(study_app, predict, example="b2g study predict study")
+    add_command(
+        study_app,
+        judge,
+        example="b2g study judge study --figure crossover.svg",
+        exits={0: "held", 1: "refuted", 3: "inconclusive or invalid"},
+    )
+    add_command(
+        study_app,
+        whole,
+        example="b2g study all crossover --out study",
+        exits={0: "held", 1: "refuted", 3: "inconclusive or invalid"},
+        name="all",
+    )
 
 
 def calibrate(
     folder: StudyFolder,
-    budget: Annotated[str, typer.Option("--budget", help="Longest time for each batch size, with its unit.")] = BUDGET,
+    budget: Annotated[str, typer.Option("--budget", metavar="TIME", help="Longest time for each batch size.")] = BUDGET,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Calibrate each workload of a study in single-flight, before its first run."""
+    """Calibrate each workload, before the first run."""
     from b2gmodel.live.study_flow import calibrate_study
     from b2gmodel.units import parse_duration_s
 
@@ -48,7 +65,7 @@ def calibrate(
 
 
 def predict(folder: StudyFolder, seed: Seed = 1, json: Json = False) -> None:
-    """Predict placements, R and the crossover payload from the calibrations, and freeze the prediction."""
+    """Predict placements, R and the crossover, and freeze it."""
     from b2gmodel.live.study_flow import freeze_study
     from b2gmodel.records import digest_of
 
@@ -68,7 +85,7 @@ def judge(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Score the frozen prediction against the study's runs: exit 0 held, 1 refuted, 3 inconclusive or invalid."""
+    """Judge the frozen prediction by the study's runs."""
     from b2gmodel.live.study_flow import judge_runs
 
     prediction, verdict, file = judge_runs(folder)
@@ -84,7 +101,7 @@ def judge(
 
 
 def whole(
-    file: Annotated[str, typer.Argument(help="A TOML file, or one that ships: published, quick or crossover.")],
+    file: StudyFile,
     out: Annotated[Path, typer.Option("--out", help="The study's folder.")] = Path("study"),
     figure: Annotated[
         Path | None, typer.Option("--figure", help="Where to draw R against payload, a .png, .svg or .pdf file.")
@@ -92,7 +109,10 @@ def whole(
     seed: Seed = 1,
     quiet: Quiet = False,
 ) -> int:
-    """Plan, calibrate, predict and freeze, run and judge a study. Given again, it goes on where it stopped."""
+    """Plan, calibrate, predict, run and judge a study.
+
+    Given again, it goes on where it stopped.
+    """
     from b2gmodel.cli.study_commands import run
     from b2gmodel.live.study_commitment import frozen_prediction
 
