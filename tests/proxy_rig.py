@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -199,6 +200,8 @@ async def rig(
     queue: int = 8,
     formation_deadline_ns: int | None = None,
     model: ModelSpec = MODEL,
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """A rig; at its end no request may be unaccounted for, and no slot taken."""
@@ -206,7 +209,7 @@ async def rig(
     policy = Policy(k, flights, queue, formation_deadline_ns)
     limits.setdefault("linger_s", 0.05)
     proxy = Proxy(model, policy, transport, run_id="t", limits=ProxyLimits(**limits))
-    it = Rig(proxy, transport, await proxy.start("127.0.0.1", 0))
+    it = Rig(proxy, transport, await proxy.start(host, 0, tls=tls))
     try:
         yield it
     finally:

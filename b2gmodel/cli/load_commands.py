@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from b2gmodel.cli.adding import add_command
-from b2gmodel.cli.options import Json, Quiet, one_of, parse_shapes
+from b2gmodel.cli.options import Json, Quiet, TlsCert, TlsKey, one_of, parse_shapes
 from b2gmodel.cli.output import progress_lines, say, say_json
 
 if TYPE_CHECKING:
     from b2gmodel.live.load import ClosedLoop, LoadResult, OpenLoop
     from b2gmodel.live.tensors import TensorSpec
+    from b2gmodel.live.tls import ClientTls
 
 _BUSY_GENERATOR = 0.9
 
@@ -77,6 +78,12 @@ def load(
     hdr: Annotated[
         Path | None, typer.Option("--hdr", help="Write the latencies to a new file, as an HdrHistogram log.")
     ] = None,
+    tls_ca: Annotated[
+        str | None,
+        typer.Option("--tls-ca", metavar="FILE", help="Speak TLS; who may sign the proxy's certificate, PEM."),
+    ] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -98,6 +105,7 @@ def load(
         patience_s=parse_duration_s(patience, where="--patience"),
         seed=seed,
         verify=verify,
+        tls=_tls(tls_ca, tls_cert, tls_key),
     )
     with progress_lines(quiet or json) as progress:
         result = run_load(spec, progress)
@@ -125,6 +133,17 @@ def _inputs(shapes: list[str], datatypes: list[str]) -> tuple[TensorSpec, ...]:
         else:
             raise UsageError("no such input", observed=name, allowed=", ".join(dims), where="--datatype")
     return tuple(TensorSpec(name, own.get(name, default), shape) for name, shape in dims.items())
+
+
+def _tls(ca: str | None, certificate: str | None, key: str | None) -> ClientTls | None:
+    from b2gmodel.errors import UsageError
+    from b2gmodel.live.tls import ClientTls
+
+    if ca is not None:
+        return ClientTls(ca, certificate, key)
+    if certificate is None and key is None:
+        return None
+    raise UsageError("TLS needs to know whom to trust", where="--tls-cert, --tls-key", hint="give --tls-ca FILE, too")
 
 
 def _loop(clients: int | None, think: str, rate: float | None, arrivals: str, most: int) -> ClosedLoop | OpenLoop:

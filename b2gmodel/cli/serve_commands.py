@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from b2gmodel.cli.adding import add_command
-from b2gmodel.cli.options import GrpcUrl, Json, one_of, parse_shapes
+from b2gmodel.cli.options import GrpcUrl, Json, TlsCert, TlsKey, one_of, parse_shapes
 from b2gmodel.cli.output import complain, say_json
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from b2gmodel.live.exporters import Export
     from b2gmodel.live.observer import Snapshot
     from b2gmodel.live.proxy import Proxy
+    from b2gmodel.live.tls import ServerTls
 
 
 def register(app: typer.Typer) -> None:
@@ -92,8 +93,16 @@ def serve(
         ),
     ] = "30s",
     allow_public: Annotated[
-        bool, typer.Option("--allow-public", help="Listen on an address that others can reach: no TLS, no login.")
+        bool, typer.Option("--allow-public", help="Listen where others can connect even without TLS: no login.")
     ] = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: Annotated[
+        str | None,
+        typer.Option(
+            "--tls-client-ca", metavar="FILE", help="Only clients with a certificate of this authority come in, PEM."
+        ),
+    ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -142,6 +151,7 @@ def serve(
         port=port,
         allow_public=allow_public,
         drain_s=parse_duration_s(drain_timeout, where="--drain-timeout"),
+        tls=_tls(tls_cert, tls_key, tls_client_ca),
         export=_export(host if allow_public else "127.0.0.1", metrics_port, otlp),
     )
 
@@ -216,6 +226,19 @@ def _say_ended(snapshot: Snapshot, finished: bool, json: bool) -> None:
         )
     if not finished:
         complain("not all was finished in time: what was left was broken off, and its clients were told")
+
+
+def _tls(certificate: str | None, key: str | None, client_ca: str | None) -> ServerTls | None:
+    from b2gmodel.errors import UsageError
+    from b2gmodel.live.tls import ServerTls
+
+    if certificate is not None and key is not None:
+        return ServerTls(certificate, key, client_ca)
+    if certificate is None and key is None and client_ca is None:
+        return None
+    raise UsageError(
+        "TLS needs a certificate and its key", where="--tls-cert, --tls-key", hint="give both; --tls-client-ca beside"
+    )
 
 
 def _placement(placement: str | None, flights: int) -> Placement:

@@ -2,8 +2,9 @@
 
 Rules of this module:
 
-* An input's bytes go from its array to the socket without a copy in user space, and an output is a view of
-  the memory that it was received into. Inputs must not change until their call has returned.
+* An input's bytes go from its array to the socket without a copy in user space (but for TLS, which copies to
+  encrypt), and an output is a view of the memory that it was received into. Inputs must not change until their
+  call has returned.
 * Nothing is retried: whether a request may be sent twice is the caller's to know. After a loss the next call
   opens a new connection.
 """
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import ssl
 import time
 from collections import deque
 from typing import Final
@@ -34,6 +36,8 @@ from b2gmodel.live.outcomes import (
     RequestError,
     UpstreamFailed,
 )
+from b2gmodel.live.stream import PlainStream, Stream, TlsStream
+from b2gmodel.live.tls import ClientTls
 from b2gmodel.live.wire import (
     DEFAULT_LIMITS,
     FROM_PROXY,
@@ -73,10 +77,23 @@ class Client:
         host, port: the proxy's.
         timeout_s: how long one call may take altogether, connecting included.
         limits: bounds on a frame; the proxy's must be at least these.
+        tls: whom to trust, and who to be; None for a proxy without TLS.
+
+    Raises:
+        UsageError: a file of ``tls`` that cannot be used.
     """
 
-    def __init__(self, host: str, port: int, *, timeout_s: float = 60.0, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        timeout_s: float = 60.0,
+        limits: Limits = DEFAULT_LIMITS,
+        tls: ClientTls | None = None,
+    ) -> None:
         self._peer = Peer(host, port, timeout_s, limits)
+        self._context = None if tls is None else tls.context()
         self._ids = itertools.count(1)
         self._sock: socket.socket | None = None
         self._reader = self._new_reader()
@@ -148,14 +165,22 @@ class Client:
         if self._sock is None:
             address = (self._peer.host, self._peer.port)
             try:
-                self._sock = socket.create_connection(address, timeout=max(1e-3, ends_s - time.monotonic()))
+                sock = socket.create_connection(address, timeout=max(1e-3, ends_s - time.monotonic()))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._sock = sock if self._context is None else self._shake_hands(sock, self._context)
             except TimeoutError:
                 raise
             except OSError as error:
                 raise self._peer.unreachable(error) from error
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._reader = self._new_reader()
         return self._sock
+
+    def _shake_hands(self, sock: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+        try:
+            return context.wrap_socket(sock, server_hostname=self._peer.host)
+        except BaseException:
+            sock.close()
+            raise
 
     def _new_reader(self) -> FrameReader:
         return FrameReader(fresh, accepts=FROM_PROXY, limits=self._peer.limits)
@@ -168,8 +193,17 @@ class AsyncClient:
     Use as an asynchronous context manager, or ``aclose`` it. Arguments as for ``Client``.
     """
 
-    def __init__(self, host: str, port: int, *, timeout_s: float = 60.0, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        timeout_s: float = 60.0,
+        limits: Limits = DEFAULT_LIMITS,
+        tls: ClientTls | None = None,
+    ) -> None:
         self._peer = Peer(host, port, timeout_s, limits)
+        self._context = None if tls is None else tls.context()
         self._ids = itertools.count(1)
         self._connecting = asyncio.Lock()
         self._link: Link | None = None
@@ -206,7 +240,16 @@ class AsyncClient:
                 self._link = Link(await self._connect(), self._peer)
             return self._link
 
-    async def _connect(self) -> socket.socket:
+    async def _connect(self) -> Stream:
+        if self._context is None:
+            return PlainStream(await self._connect_socket())
+        try:
+            streams = await asyncio.open_connection(self._peer.host, self._peer.port, ssl=self._context)
+        except OSError as error:
+            raise self._peer.unreachable(error) from error
+        return TlsStream(*streams)
+
+    async def _connect_socket(self) -> socket.socket:
         loop = asyncio.get_running_loop()
         reason: OSError = OSError("the name has no address")
         try:
@@ -252,7 +295,12 @@ def _limit(sock: socket.socket, ends_s: float) -> None:
 
 
 def _send(sock: socket.socket, buffers: list[Buffer], ends_s: float) -> None:
-    """All of ``buffers``, gathered by the kernel."""
+    """All of ``buffers``, gathered by the kernel where nothing has to be encrypted."""
+    if isinstance(sock, ssl.SSLSocket):  # which cannot gather
+        for buffer in buffers:
+            _limit(sock, ends_s)
+            sock.sendall(buffer)
+        return
     pending = deque(memoryview(buffer) for buffer in buffers)
     while pending:
         _limit(sock, ends_s)

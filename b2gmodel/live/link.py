@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from b2gmodel.live.gather import send_gathered
 from b2gmodel.live.outcomes import Peer, RequestError
+from b2gmodel.live.stream import Stream
 from b2gmodel.live.wire import (
     FROM_PROXY,
     Buffer,
@@ -52,9 +51,9 @@ class _Call:
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """A connected non-blocking socket, which it owns, with a task that sends and one that receives."""
+    """A connection, which it owns, with a task that sends and one that receives."""
 
-    sock: socket.socket
+    stream: Stream
     peer: Peer
     ended: bool = False
     calls: dict[int, _Call] = field(default_factory=dict)
@@ -81,7 +80,7 @@ class Link:
             raise
 
     async def aclose(self) -> None:
-        """End both tasks and close the socket."""
+        """End both tasks and close the connection."""
         self.task.cancel()
         await asyncio.wait([self.task])
 
@@ -96,26 +95,24 @@ class Link:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self.sock.close()
+            self.stream.close()
             self._fail_all(reason)
 
     async def _send(self) -> None:
-        loop = asyncio.get_running_loop()
         # A proxy that refuses in mid-frame may close: its reason can still be received, and ends the link.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while True:
                 item = await self.outbox.get()
                 if isinstance(item, Cancel):
-                    await send_gathered(loop, self.sock, encode(item))
+                    await self.stream.send(encode(item))
                 elif not item.answer.done():
                     item.begun = True
-                    await send_gathered(loop, self.sock, item.buffers)
+                    await self.stream.send(item.buffers)
 
     async def _receive(self) -> None:
-        loop = asyncio.get_running_loop()
         reader = FrameReader(self._destination, accepts=FROM_PROXY, limits=self.peer.limits)
         while True:
-            count = await loop.sock_recv_into(self.sock, reader.get_buffer())
+            count = await self.stream.receive_into(reader.get_buffer())
             if count == 0:
                 reader.finish()
                 raise self.peer.lost("the proxy closed it")

@@ -28,6 +28,7 @@ from b2gmodel.live.load_tally import LoadOutcome, Quantiles
 from b2gmodel.live.messages import Datatype, Limits
 from b2gmodel.live.observer import Outcome, Snapshot
 from b2gmodel.live.tensors import BYTES_PER_ELEMENT, TensorSpec
+from b2gmodel.live.tls import ClientTls
 
 MAX_CONNECTIONS: Final = 8192
 MAX_RATE_PER_S: Final = 100_000.0
@@ -87,6 +88,7 @@ class LoadSpec:
         patience_s: how long after the end answers are waited for, and what an open loop is behind with is sent.
         seed: of the payloads and of Poisson arrivals.
         verify: compare each answer with the reference workloads' fingerprint of its request.
+        tls: whom to trust, and who to be; None for a proxy without TLS.
 
     Raises:
         UsageError: a value out of its range.
@@ -106,6 +108,7 @@ class LoadSpec:
     patience_s: float = 10.0
     seed: int = 0
     verify: bool = False
+    tls: ClientTls | None = None
 
     def __post_init__(self) -> None:
         self._check_times()

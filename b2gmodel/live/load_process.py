@@ -47,7 +47,7 @@ from b2gmodel.live.wire import (
     Result,
     encode,
 )
-from b2gmodel.live.workloads import FINGERPRINT_BYTES, fingerprint
+from b2gmodel.live.workloads import FINGERPRINT_BYTES, REAL_OUTPUT_NAME, fingerprint
 from b2gmodel.units import ns_from_s, s_from_ns
 
 _PAYLOADS_BYTES: Final = 256 * 1024 * 1024
@@ -96,6 +96,7 @@ class Generator:
     """Sends one load over its lanes, and tallies the answers."""
 
     def __init__(self, spec: LoadSpec) -> None:
+        self._context = None if spec.tls is None else spec.tls.context()
         self.spec = spec
         self.payloads = _make_payloads(spec)
         self._loop = asyncio.get_running_loop()
@@ -226,6 +227,16 @@ class Generator:
     def _check(self, result: Result, frame: Frame, payload: LoadPayload) -> None:
         self._tally.result_bytes += result.payload_bytes
         if payload.fingerprint is not None:
+            if result.outputs and result.outputs[0].name == REAL_OUTPUT_NAME:
+                self._fail(
+                    UsageError(
+                        "answers of a real model carry no fingerprint to compare",
+                        observed=REAL_OUTPUT_NAME,
+                        where="--verify",
+                        hint="leave it out, or load a model whose compute is emulated",
+                    )
+                )
+                return
             seen = b"" if frame.payload is None else frame.payload[:FINGERPRINT_BYTES]
             self._tally.wrong_answers += seen != payload.fingerprint
 
@@ -260,7 +271,7 @@ class Generator:
     async def _connect(self, number: int) -> None:
         host, port = self.spec.host, self.spec.port
         payload = self.payloads[number % len(self.payloads)]
-        await self._loop.create_connection(lambda: Lane(number, payload, self), host, port)
+        await self._loop.create_connection(lambda: Lane(number, payload, self), host, port, ssl=self._context)
 
     async def _reconnect(self, number: int) -> None:
         while True:

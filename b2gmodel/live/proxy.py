@@ -4,7 +4,7 @@ Rules that hold here:
 
 * All memory that clients can make the proxy use is bounded, and ``MemoryBound`` says by what.
 * Every request that is received ends once, and the counters of ``snapshot`` say how.
-* Loopback only, unless the caller says otherwise: nothing here authenticates or encrypts.
+* Loopback only, unless clients come over TLS or the caller says otherwise.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import ssl
 from collections import Counter
 from dataclasses import dataclass
 from typing import Final
@@ -26,12 +27,15 @@ from b2gmodel.live.gateway import Gateway
 from b2gmodel.live.kserve import ModelSpec
 from b2gmodel.live.observer import Outcome, ProxyObserver, Snapshot
 from b2gmodel.live.pool import BufferPool
+from b2gmodel.live.tls_listener import TlsListener
 from b2gmodel.live.transport import Transport
 from b2gmodel.live.wire import LOOKAHEAD_BYTES, ErrorCode
 
 _BACKLOG: Final = 1024
 _WRITE_HIGH_WATER_BYTES: Final = 64 * 1024
 _CLOSE_S: Final = 5.0
+_HANDSHAKES: Final = 128
+_LONGEST_HANDSHAKE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,11 @@ class ProxyLimits:
     unsent_bytes: int = 64 * 1024 * 1024
     linger_s: float = 1.0
     flight_timeout_s: float | None = 60.0
+
+    @property
+    def most_connections(self) -> int:
+        """Clients, and those that are being told that they are too many."""
+        return self.connections + max(16, self.connections // 8)
 
     def __post_init__(self) -> None:
         for name in ("connections", "client_requests", "frame_timeout_s", "idle_timeout_s", "unsent_bytes",
@@ -135,7 +144,7 @@ class Proxy:
         self._observers: list[ProxyObserver] = []
         self._connections: set[Connection] = set()
         self._left = asyncio.Event()
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._outcomes = dict.fromkeys(Outcome, 0)
         self._batch_sizes: Counter[int] = Counter()
@@ -148,24 +157,30 @@ class Proxy:
         """From now on ``observer`` is told of every request's and every flight's end."""
         self._observers.append(observer)
 
-    async def start(self, host: str, port: int, *, allow_public: bool = False) -> tuple[str, int]:
+    async def start(
+        self, host: str, port: int, *, allow_public: bool = False, tls: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
         """Listen, port 0 for a free one; the address.
 
+        Args:
+            allow_public: listen where others can connect even without ``tls``.
+            tls: what clients speak; None for plain TCP.
+
         Raises:
-            UsageError: not a loopback address, without ``allow_public``.
+            UsageError: not a loopback address, without ``tls`` or ``allow_public``.
             SetupError: the address cannot be listened on.
         """
-        if not allow_public and not _is_loopback(host):
+        if tls is None and not allow_public and not _is_loopback(host):
             raise UsageError(
-                "this address can be reached from outside, and the proxy neither authenticates nor encrypts",
+                "this address can be reached from outside, and without TLS nothing is authenticated or encrypted",
                 observed=host,
                 allowed="127.0.0.1, ::1 or localhost",
                 where="--listen",
-                hint="add --allow-public if the network in front of it is yours",
+                hint="give --tls-cert, --tls-key and --tls-client-ca, or --allow-public if the network is yours alone",
             )
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: Connection(self), host, port, backlog=_BACKLOG)
+            self._server = await self._listen(host, port, tls)
         except (OSError, OverflowError) as error:
             raise SetupError(
                 "cannot listen", observed=str(error), where=f"{host}:{port}", hint="is the port in use?"
@@ -173,6 +188,17 @@ class Proxy:
         self._sweeper = loop.create_task(self._sweep_regularly())
         name = self._server.sockets[0].getsockname()
         return str(name[0]), int(name[1])
+
+    async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Server | TlsListener:
+        def connection() -> Connection:
+            return Connection(self)
+
+        if tls is None:
+            return await asyncio.get_running_loop().create_server(connection, host, port, backlog=_BACKLOG)
+        longest_s = min(_LONGEST_HANDSHAKE_S, self.limits.frame_timeout_s)
+        listener = TlsListener(tls, connection, handshakes=_HANDSHAKES, handshake_s=longest_s)
+        listener.start(host, port, _BACKLOG)
+        return listener
 
     async def drain(self, limit_s: float) -> bool:
         """Take nothing new, finish what waits and flies, take leave of all clients.
@@ -198,6 +224,8 @@ class Proxy:
         self.draining = True
         if self._server is not None:
             self._server.close()
+            if isinstance(self._server, TlsListener):
+                await self._server.wait_closed()
             self._server = None
         for connection in list(self._connections):
             connection.leave(ErrorCode.DRAINING, "the proxy is shutting down")
@@ -220,7 +248,7 @@ class Proxy:
         per_connection = self.contract.limits.head_bytes + LOOKAHEAD_BYTES + _WRITE_HIGH_WATER_BYTES
         return MemoryBound(
             payloads=self.pool.memory.nbytes,
-            frames=self._most_connections * per_connection,
+            frames=self.limits.most_connections * per_connection,
             answers=self.limits.unsent_bytes * self.policy.batch_size,
         )
 
@@ -250,15 +278,10 @@ class Proxy:
 
     # the connections' side (``connection.Host``)
 
-    @property
-    def _most_connections(self) -> int:
-        """Clients, and those that are being told that they are too many."""
-        return self.limits.connections + max(16, self.limits.connections // 8)
-
     def joined(self, connection: Connection) -> str | None:
         """A client has connected; the reason why it has to leave, where it has."""
         self._connections.add(connection)
-        if len(self._connections) > self._most_connections:
+        if len(self._connections) > self.limits.most_connections:
             connection.abort()
         if len(self._connections) > self.limits.connections:
             return f"the proxy serves {self.limits.connections} clients at a time"

@@ -16,6 +16,7 @@ from b2gmodel.live.kserve import ControlPlane
 from b2gmodel.live.observer import Snapshot
 from b2gmodel.live.proxy import Proxy, ProxyLimits
 from b2gmodel.live.target import Endpoint
+from b2gmodel.live.tls import ServerTls
 from b2gmodel.live.transports import make_transport
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Service:
         placement, policy, limits: of the proxy.
         host, port, allow_public: where to listen.
         drain_s: longest time for a graceful end.
+        tls: what clients speak; None for plain TCP.
         export: where the metrics go; None for nowhere.
     """
 
@@ -48,6 +50,7 @@ class Service:
     port: int
     allow_public: bool
     drain_s: float
+    tls: ServerTls | None = None
     export: Export | None = None
 
 
@@ -73,7 +76,8 @@ async def serve(service: Service, listening: Listening) -> Ended:
     Raises:
         UsageError, ServerError, SetupError: the server, the model, the address or the limits do not do.
     """
-    allow_files(service.limits.connections + service.policy.flights + _SPARE_FILES, where="--connections")
+    allow_files(service.limits.most_connections + service.policy.flights + _SPARE_FILES, where="--connections")
+    context = None if service.tls is None else service.tls.context()
     control = ControlPlane(service.endpoint.host, service.endpoint.port)
     try:
         model = await control.model(service.model, service.shapes)
@@ -87,7 +91,7 @@ async def serve(service: Service, listening: Listening) -> Ended:
         async with _exported(service, proxy) as scrape_url:
             try:
                 signals = _signals()
-                address = await proxy.start(service.host, service.port, allow_public=service.allow_public)
+                address = await proxy.start(service.host, service.port, allow_public=service.allow_public, tls=context)
                 listening(proxy, address, scrape_url)
                 await signals.get()
                 finished = await _drain(proxy, service.drain_s, signals)
