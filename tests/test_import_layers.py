@@ -43,6 +43,7 @@ LAYERS = (
     {"prediction", "judge", "study_prediction", "study_judge"},
     {"advice", "advice_settings", "advice_surface", "advice_words"},
     {
+        "foreign",
         "sim",
         "live",
         "store",
@@ -90,8 +91,10 @@ ALLOWED_WITHIN = {
     ("live", "ledger_lines"),
     ("live", "ledger_environment"),
     ("live", "report"),
+    ("report", "foreign"),
     ("report", "store"),
     ("report", "ledger"),
+    ("report", "ledger_lines"),
     ("sim", "store"),
 }
 CORE = set().union(*LAYERS[1:7])

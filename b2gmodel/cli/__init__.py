@@ -13,6 +13,7 @@ import typer
 from b2gmodel import __version__
 from b2gmodel.cli import (
     advise_command,
+    import_commands,
     ledger_commands,
     live_commands,
     load_commands,
@@ -59,6 +60,7 @@ def _options(
 record_commands.register(app)
 predict_command.register(app)
 advise_command.register(app)
+import_commands.register(app)
 live_commands.register(app)
 server_commands.register(app)
 simulate_commands.register(app)

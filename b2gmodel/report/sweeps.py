@@ -14,9 +14,10 @@ from typing import Annotated, Final
 from pydantic import Field, ValidationError
 
 from b2gmodel.errors import EvidenceError
+from b2gmodel.foreign.single_flight import NO_PAYLOAD, model_info, single_flight
 from b2gmodel.prediction import REGRET_BOUND, predict
 from b2gmodel.predictors import CLOSED_FORM, MVA, TWICE_INSTANCES
-from b2gmodel.records import Calibration, CalibrationPoint, Estimate, ModelInfo, Positive, Prediction, Record
+from b2gmodel.records import Calibration, Positive, Prediction, Record
 from b2gmodel.store import read_bytes
 
 NEAR_PEAK: Final = 0.05
@@ -208,42 +209,18 @@ def calibration_of(sweep: Sweep) -> Calibration:
     alone, lack = sweep.alone, missing(sweep)
     if alone is None or alone.service_s is None or alone.latency_avg_us is None:
         raise EvidenceError("the sweep cannot be predicted", observed=lack, where=sweep.id)
-    cycle_s = alone.latency_avg_us * _US
     queue_us = alone.server_queue_us
-    point = CalibrationPoint(
-        k=sweep.batch_size,
-        payload_bytes=0,
-        cycle_s=Estimate(mean=cycle_s),
-        service_s=Estimate(mean=alone.service_s),
-        transport_s=Estimate(mean=cycle_s - alone.service_s),
-        queue_s=None if queue_us is None else Estimate(mean=queue_us * _US),
-        throughput_per_s=alone.throughput_infer_per_s,
-    )
-    return Calibration(
+    return single_flight(
         name=f"public-{sweep.id}",
         source=sweep.source,
-        host=None,
-        software=None,
-        clock=None,
-        server=None,
-        model=ModelInfo(
-            name=sweep.model,
-            compute="real",
-            compute_table_digest=None,
-            platform=None,
-            max_batch_size=None,
-            instances=sweep.instances,
-            dynamic_batching=sweep.dynamic_batching,
-            inputs=(),
-        ),
+        model=model_info(sweep.model, instances=sweep.instances, dynamic_batching=sweep.dynamic_batching),
         transport=sweep.protocol,
-        session_ids=(),
-        points=(point,),
-        raw=None,
-        notes=(
-            f"{sweep.server} on {sweep.hardware or 'hardware not stated'}, by {sweep.tool}",
-            "payload_bytes is 0 for a payload that the rows do not state; no predictor reads it",
-        ),
+        k=sweep.batch_size,
+        cycle_s=alone.latency_avg_us * _US,
+        service_s=alone.service_s,
+        queue_s=None if queue_us is None else queue_us * _US,
+        throughput_per_s=alone.throughput_infer_per_s,
+        notes=(f"{sweep.server} on {sweep.hardware or 'hardware not stated'}, by {sweep.tool}", NO_PAYLOAD),
     )
 
 
