@@ -1,11 +1,6 @@
-"""b2gmodel as a library: its names, its frames, its reprs, and the examples in docs/models.md."""
+"""b2gmodel as a library: its names, its frames and its reprs."""
 
 from __future__ import annotations
-
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import builders
 import pytest
@@ -13,22 +8,6 @@ import pytest
 import b2gmodel
 from b2gmodel.judge import judge
 from b2gmodel.prediction import predict
-
-ROOT = Path(__file__).parents[1]
-EXAMPLES = re.findall(
-    r"```python\n(.*?)```\n```text\n(.*?)```", (ROOT / "docs" / "models.md").read_text(encoding="utf-8"), re.DOTALL
-)
-
-
-@pytest.mark.parametrize("number", range(2))
-def test_an_example_prints_what_it_says(number: int) -> None:
-    code, shown = EXAMPLES[number]
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == shown
-
-
-def test_there_are_two_examples() -> None:
-    assert len(EXAMPLES) == 2
 
 
 @pytest.mark.parametrize("name", b2gmodel.__all__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -128,48 +127,6 @@ def test_an_interruption_before_the_first_point_writes_nothing(
     assert run([*CONSTANT, "--out", str(table)]) == 130
     assert capsys.readouterr() == ("", "b2g: interrupted\n")
     assert not table.exists()
-
-
-DOCUMENT = (Path(__file__).parents[1] / "docs" / "simulation.md").read_text(encoding="utf-8")
-SHOWN = [
-    (command, output if number == len(commands) - 1 else None)
-    for block, output in re.findall(r"```sh\n(.*?)```\n(?:```text\n(.*?)```)?", DOCUMENT, re.DOTALL)
-    for commands in [block.splitlines()]
-    for number, command in enumerate(commands)
-]
-NUMBER = re.compile(r"\d+(?:\.\d+)?")
-
-
-def assert_alike(seen: str, shown: str) -> None:
-    """The same words; numbers within 5 %, as another version of NumPy may draw others."""
-    assert NUMBER.sub("#", " ".join(seen.split())) == NUMBER.sub("#", " ".join(shown.split()))
-    numbers = [[float(number) for number in NUMBER.findall(text)] for text in (seen, shown)]
-    assert numbers[0] == pytest.approx(numbers[1], rel=0.05)
-
-
-@pytest.mark.parametrize(("command", "shown"), [each for each in SHOWN if "--scheduler" not in each[0]])
-def test_what_the_document_shows(
-    command: str, shown: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What needs a cluster is run where there is one: see test_sim_sweep.py."""
-    monkeypatch.chdir(tmp_path)
-    program, *arguments = shlex.split(command, comments=True)
-    assert program == "b2g"
-    assert run([*arguments, "-q"]) == (3 if command.endswith("# exits 3") else 0)
-    out = capsys.readouterr().out
-    if shown:
-        assert_alike(out, shown)
-    for option in ("--out", "--figure", "--trace"):
-        if option in arguments:
-            assert Path(arguments[arguments.index(option) + 1]).stat().st_size > 0
-
-
-def test_the_document_has_commands_and_a_planted_difference_is_seen() -> None:
-    assert len(SHOWN) == 7
-    shown = next(output for _, output in SHOWN if output)
-    for wrong in (shown.replace("270", "290"), shown.replace("GPU", "CPU")):
-        with pytest.raises(AssertionError):
-            assert_alike(wrong, shown)
 
 
 def test_overload_has_no_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -407,7 +407,7 @@ def test_the_documented_bytes_are_the_bytes() -> None:
     text = (ROOT / "docs" / "wire.md").read_text()
     dumps = {
         name: bytes.fromhex("".join(re.findall(r"^([0-9a-f ]+?)(?:  .*)?$", block, re.MULTILINE)))
-        for name, block in re.findall(r"```hex (\w+)\n(.*?)```", text, re.DOTALL)
+        for name, block in re.findall(r"```hex-(\w+)\n(.*?)```", text, re.DOTALL)
     }
     x = TensorSpec("x", Datatype.INT16, (1, 2), 4)
     assert dumps == {
