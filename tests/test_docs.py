@@ -31,6 +31,10 @@ NOT_RUN: dict[str, dict[str, int]] = {
     },
     "docs/tutorial.md": {"installs from the package index": 1},
     "docs/preregistration.md": {"needs a network": 1},
+    "docs/security.md": {
+        "downloads every package anew": 1,
+        "needs a package index and an advisory service": 1,
+    },
     "docs/simulation.md": {"needs a Dask cluster": 1},
     "docs/study.md": {"takes ten minutes": 1},
     "CONTRIBUTING.md": {"installs from the package index": 1, "the tests themselves": 1},
