@@ -11,7 +11,7 @@ import typer
 from b2gmodel.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress or live view on stderr.")]
 PredictionsFolder = Annotated[
     Path, typer.Option("--predictions", help="Folder of frozen predictions and their ledger.")
 ]
@@ -20,7 +20,8 @@ Compute = Annotated[
     str,
     typer.Option(
         "--compute",
-        help="What the embedded server computes: 'emulated', or 'emulated:FILE' with a table of your own.",
+        help="What the embedded server computes: 'emulated', 'emulated:FILE' with a table of your own, or for real "
+        "with 'onnx' or 'torch' (onnx:cuda, torch:cpu,threads=2).",
     ),
 ]
 Url = Annotated[
@@ -44,6 +45,12 @@ _MOST_COUNTS: Final = 256
 _LARGEST_COUNT: Final = 65_536
 LARGEST_SEED: Final = 2**53 - 1
 """The largest whole number that canonical JSON holds exactly."""
+
+
+TlsCert = Annotated[
+    str | None, typer.Option("--tls-cert", metavar="FILE", help="Own certificate chain, PEM.", show_default=False)
+]
+TlsKey = Annotated[str | None, typer.Option("--tls-key", metavar="FILE", help="Its key, PEM, without a passphrase.")]
 
 
 def one_of(*values: str) -> Callable[[], list[str]]:
@@ -95,17 +102,3 @@ def parse_shapes(texts: list[str], *, where: str = "--shape") -> dict[str, tuple
             )
         shapes[name] = shape
     return shapes
-
-
-def parse_compute(text: str) -> Path | None:
-    """The table's file, or None for the built-in table. Raises ``UsageError``."""
-    kind, colon, file = text.partition(":")
-    if kind != "emulated" or (colon and not file):
-        raise UsageError(
-            "not a kind of compute",
-            observed=text,
-            allowed="emulated, or emulated:FILE",
-            where="--compute",
-            hint="the built-in table is a TOML file that you can copy: b2g server --show-table",
-        )
-    return Path(file) if colon else None

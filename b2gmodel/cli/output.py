@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -44,39 +42,16 @@ def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> str:
 
 @contextmanager
 def progress_lines(quiet: bool) -> Iterator[Callable[[str, float], None]]:
-    """A function that shows a stage and the share done: a bar in a terminal, a line a stage elsewhere."""
+    """A function that shows a stage and the share done: a bar in a terminal, a line a stage elsewhere.
+
+    The latest figures stand beside them (``live/latest.py``). It draws when it is called, at no other moment: what
+    calls it does so between measured cycles.
+    """
     if quiet:
         yield lambda _stage, _share: None
         return
-    if not sys.stderr.isatty():
-        yield _PlainProgress()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from b2gmodel.cli.live_view import progress_view
+    from b2gmodel.live.latest import told_to
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda stage, share: bar.update(task, description=stage, completed=share)
-
-
-class _PlainProgress:
-    """One line for each new stage, with the time that it should still take."""
-
-    def __init__(self) -> None:
-        self._begin_s = time.monotonic()
-        self._stage = ""
-
-    def __call__(self, stage: str, share: float) -> None:
-        if stage == self._stage:
-            return
-        self._stage = stage
-        elapsed_s = time.monotonic() - self._begin_s
-        left = f", about {elapsed_s * (1 - share) / share:.0f} s left" if share > 0.02 else ""
-        typer.echo(f"  {share:4.0%}  {stage}{left}", err=True)
+    with progress_view() as view, told_to(view.tell):
+        yield view

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from b2gmodel.cli.adding import add_command
-from b2gmodel.cli.options import GrpcUrl, Json, TlsCert, TlsKey, one_of, parse_shapes
+from b2gmodel.cli.live_view import ended, live_view
+from b2gmodel.cli.options import GrpcUrl, Json, Quiet, TlsCert, TlsKey, one_of, parse_shapes
 from b2gmodel.cli.output import complain, say_json
 
 if TYPE_CHECKING:
@@ -116,6 +119,7 @@ def serve(
         str | None,
         typer.Option("--otlp", metavar="ENDPOINT", help="Send metrics to this OTLP collector, http://HOST:PORT."),
     ] = None,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> int:
     """Run the batching proxy.
@@ -158,9 +162,10 @@ def serve(
     def listening(proxy: Proxy, address: tuple[str, int], scrape_url: str | None) -> None:
         _say_listening(proxy, address, transport, scrape_url, json)
 
-    ended = run_loop(run_service(service, listening))
-    _say_ended(ended.snapshot, ended.finished, json)
-    return 0 if ended.finished else 3
+    with nullcontext(None) if quiet or json else live_view() as watch:
+        end = run_loop(run_service(replace(service, watch=watch), listening))
+    _say_ended(end.snapshot, end.finished, json)
+    return 0 if end.finished else 3
 
 
 def _say_listening(proxy: Proxy, address: tuple[str, int], transport: str, scrape_url: str | None, json: bool) -> None:
@@ -202,11 +207,10 @@ def _say_listening(proxy: Proxy, address: tuple[str, int], transport: str, scrap
 
 def _say_ended(snapshot: Snapshot, finished: bool, json: bool) -> None:
     """One line of counts that balance: requests received are the sum of what became of them."""
-    outcomes = {str(outcome): count for outcome, count in snapshot.outcomes.items()}
     if json:
         counts: dict[str, Any] = {
             "received": snapshot.received,
-            "outcomes": outcomes,
+            "outcomes": {str(outcome): count for outcome, count in snapshot.outcomes.items()},
             "open": snapshot.open,
             "flights": snapshot.flights,
             "flights_failed": snapshot.flights_failed,
@@ -218,9 +222,8 @@ def _say_ended(snapshot: Snapshot, finished: bool, json: bool) -> None:
         }
         say_json(counts)
     else:
-        parts = [f"{count} {outcome}" for outcome, count in outcomes.items() if count or outcome == "answered"]
         typer.echo(
-            f"served: {snapshot.received} requests = {' + '.join(parts)}; "
+            f"served: {snapshot.received} requests = {ended(snapshot.outcomes.items(), ' + ')}; "
             f"{snapshot.flights} flights, {snapshot.flights_failed} failed; "
             f"{snapshot.protocol_errors} protocol errors, {snapshot.shed_connections} slow readers cut off"
         )

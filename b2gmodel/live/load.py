@@ -23,6 +23,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from b2gmodel.errors import B2GError, EvidenceError, ServerError, SetupError, UsageError
 from b2gmodel.live import messages
+from b2gmodel.live.latest import Latest, tell
 from b2gmodel.live.load_plan import Arrivals
 from b2gmodel.live.load_tally import LoadOutcome, Quantiles
 from b2gmodel.live.messages import Datatype, Limits
@@ -297,6 +298,7 @@ def run_load(spec: LoadSpec, progress: Progress = lambda _stage, _share: None) -
                 return LoadResult.from_dict(event["result"])
             if event["event"] == "failed":
                 raise _failure(event)
+            tell(Latest(throughput_per_s=event["per_s"]))
             progress(event["stage"], event["share"])
         raise _ended(process.wait(), errors)
 

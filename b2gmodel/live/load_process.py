@@ -186,7 +186,7 @@ class Generator:
         self._started = True
         gc.freeze()
         self._loop.add_reader(self._timer.fd, self._wake)
-        self._say_progress(begin_ns)
+        self._say_progress(begin_ns, begin_ns, 0)
         self._pump()
         await asyncio.wait([self._finished], timeout=spec.duration_s + spec.patience_s)
         if self._finished.done():
@@ -309,11 +309,17 @@ class Generator:
             cpu_share=cpu_share,
         )
 
-    def _say_progress(self, begin_ns: int) -> None:
-        """Say how far the load is, now and regularly."""
-        share = (time.monotonic_ns() - begin_ns) / (self._end_ns - begin_ns)
-        _say(event="progress", stage="load" if share < 1 else "waiting for the last answers", share=min(1.0, share))
-        self._loop.call_later(_PROGRESS_S, self._say_progress, begin_ns)
+    def _say_progress(self, begin_ns: int, before_ns: int, before: int) -> None:
+        """Say how far the load is and how many answers have come since it was said ``before``, regularly."""
+        now_ns, answered = time.monotonic_ns(), self._tally.outcomes[LoadOutcome.ANSWERED]
+        share = (now_ns - begin_ns) / (self._end_ns - begin_ns)
+        _say(
+            event="progress",
+            stage="load" if share < 1 else "waiting for the last answers",
+            share=min(1.0, share),
+            per_s=(answered - before) * 1e9 / (now_ns - before_ns) if before_ns > begin_ns else None,
+        )
+        self._loop.call_later(_PROGRESS_S, self._say_progress, begin_ns, now_ns, answered)
 
 
 def _plan(spec: LoadSpec, begin_ns: int, end_ns: int) -> Plan:

@@ -18,6 +18,7 @@ from b2gmodel.live.bench import WARMUP_ROUNDS, Bench, Driven, Setting
 from b2gmodel.live.calibrate import Progress, check_batch, model_info
 from b2gmodel.live.host import describe_clock, describe_host, describe_software
 from b2gmodel.live.kserve import ControlPlane
+from b2gmodel.live.latest import Latest, tell
 from b2gmodel.live.payloads import make_payloads
 from b2gmodel.live.point import Table
 from b2gmodel.live.run_loop import run_loop
@@ -147,6 +148,8 @@ async def _session(
             progress(f"{stage} M={setting.flights}", done)
             run, driven = await bench.run(setting, order, prediction.plan.seconds_per_run)
             recording.add(number, order, setting, driven)
+            # Beyond single-flight D is not known from this: C holds waiting, too.
+            tell(Latest(run.batches, run.flights, run.throughput_per_s, run.service_s))
             runs.append(run)
     finally:
         if transport is not None:
@@ -174,6 +177,7 @@ def _check_same_model(predicted: ModelInfo, served: ModelInfo) -> None:
     for aspect in (
         "compute",
         "compute_table_digest",
+        "engine",
         "instances",
         "dynamic_batching",
         "preferred_batch_sizes",

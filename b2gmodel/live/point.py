@@ -19,6 +19,8 @@ from b2gmodel.flights import Cycle, series_s
 from b2gmodel.legs import Legs, split
 from b2gmodel.live.cycles import SingleFlight
 from b2gmodel.live.kserve import ControlPlane, ModelSpec
+from b2gmodel.live.latest import Latest, tell
+from b2gmodel.live.stall import refuse_stall
 from b2gmodel.live.trace import read_marks, start_tracing, stop_tracing
 from b2gmodel.live.transport import Transport
 from b2gmodel.records import Block, CalibrationPoint, CountersCheck, Estimate, LegTimes
@@ -57,7 +59,8 @@ async def calibrate_point(
         told: called with the share of the way that is done.
 
     Raises:
-        ServerError, EvidenceError: the server failed, somebody else used the model, or too few cycles fitted.
+        ServerError, EvidenceError: the server failed or stood still, somebody else used the model, or too few cycles
+            fitted.
     """
     await transport.warm(1)
     # One batch may take as long as all of them together were given, and no longer.
@@ -69,7 +72,11 @@ async def calibrate_point(
         cycles += await flight.run(_CHUNK_CYCLES if len(cycles) >= _MIN_CYCLES else _MIN_CYCLES // 4)
         elapsed_s = time.monotonic() - begin
         stopped_by, share = _stop(cycles, elapsed_s, budget_s, precision)
+        tell(_latest(cycles, k))
         told(share)
+    # The first cycles may well be slow: a server loads and tunes what it needs.
+    times_ns = [cycle.cycle_ns for cycle in cycles[_CHUNK_CYCLES:]]
+    refuse_stall(times_ns, times_ns, where=f"{model.name}, k = {k}")
     warmup = warmup_length(series_s(cycles)[:, 0])
     kept = cycles[warmup if warmup is not None else len(cycles) // 2 :]
     executions, service_ns = flight.server_totals()
@@ -141,6 +148,12 @@ def leg_times(legs: Sequence[Legs], trace_difference: float | None) -> LegTimes:
         residual_share=float(np.median(missed)),
         trace_difference=trace_difference,
     )
+
+
+def _latest(cycles: Sequence[Cycle], k: int) -> Latest:
+    """Means over the cycles just past."""
+    cycle_s, service_s = series_s(cycles[-_MIN_CYCLES:]).mean(axis=0).tolist()
+    return Latest(len(cycles), 1, k / cycle_s, service_s, cycle_s - service_s)
 
 
 def _stop(cycles: Sequence[Cycle], elapsed_s: float, budget_s: float, precision: float) -> tuple[str | None, float]:

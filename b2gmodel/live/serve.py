@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from b2gmodel.live.descriptors import allow_files
 from b2gmodel.live.kserve import ControlPlane
 from b2gmodel.live.observer import Snapshot
 from b2gmodel.live.proxy import Proxy, ProxyLimits
+from b2gmodel.live.pulse import Pulse, Vitals
 from b2gmodel.live.target import Endpoint
 from b2gmodel.live.tls import ServerTls
 from b2gmodel.live.transports import make_transport
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from b2gmodel.live.exporters import Export
 
 _SPARE_FILES: Final = 64
+_POLL_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Service:
         host, port, allow_public: where to listen.
         drain_s: longest time for a graceful end.
         tls: what clients speak; None for plain TCP.
+        watch: told, in the loop, how the proxy fares, and how often, in seconds; None for nobody.
         export: where the metrics go; None for nowhere.
     """
 
@@ -51,6 +55,7 @@ class Service:
     allow_public: bool
     drain_s: float
     tls: ServerTls | None = None
+    watch: tuple[Callable[[Vitals], None], float] | None = None
     export: Export | None = None
 
 
@@ -93,8 +98,9 @@ async def serve(service: Service, listening: Listening) -> Ended:
                 signals = _signals()
                 address = await proxy.start(service.host, service.port, allow_public=service.allow_public, tls=context)
                 listening(proxy, address, scrape_url)
-                await signals.get()
-                finished = await _drain(proxy, service.drain_s, signals)
+                async with _watched(service, proxy):
+                    await signals.get()
+                    finished = await _drain(proxy, service.drain_s, signals)
             finally:
                 await proxy.aclose()
         return Ended(proxy.snapshot(), finished)
@@ -115,6 +121,35 @@ async def _exported(service: Service, proxy: Proxy) -> AsyncIterator[str | None]
     control = ControlPlane(service.endpoint.host, service.endpoint.port)
     async with telemetry(proxy, labels, service.export, control) as running:
         yield running.scrape_url
+
+
+@contextlib.asynccontextmanager
+async def _watched(service: Service, proxy: Proxy) -> AsyncIterator[None]:
+    """Whoever watches is told now and then, beside the proxy's work."""
+    if service.watch is None:
+        yield
+        return
+    from b2gmodel.live.telemetry import ServicePoller
+
+    tell, interval_s = service.watch
+    control = ControlPlane(service.endpoint.host, service.endpoint.port)
+    poller = ServicePoller(control, service.model, interval_s=_POLL_S)
+    pulse = Pulse(poller.matcher, proxy.model.instances, service.policy.queue_limit, time.monotonic_ns())
+    proxy.add_observer(pulse)
+    tasks = [asyncio.create_task(poller.run(pulse)), asyncio.create_task(_tell(proxy, pulse, tell, interval_s))]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        control.close()
+
+
+async def _tell(proxy: Proxy, pulse: Pulse, tell: Callable[[Vitals], None], interval_s: float) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        tell(pulse.read(time.monotonic_ns(), proxy.snapshot()))
 
 
 async def _drain(proxy: Proxy, limit_s: float, signals: asyncio.Queue[signal.Signals]) -> bool:

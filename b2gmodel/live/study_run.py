@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from b2gmodel.errors import B2GError, EvidenceError
 from b2gmodel.live.calibrate import Progress
+from b2gmodel.live.latest import Latest, tell
 from b2gmodel.live.noise import measure_noise
 from b2gmodel.live.run_loop import run_loop
 from b2gmodel.live.study_bench import StudyBench, opened_bench
@@ -144,6 +145,7 @@ class _Block:
             self._keep_failure(session_id, run, begin_ns, error)
             return False
         self.store.keep(record, flights)
+        tell(Latest(figures.stopped - figures.settled, record.flights, record.throughput_per_s))
         self.summary.done += 1
         self.runs, self.runs_s = self.runs + 1, self.runs_s + record.elapsed_s
         return True

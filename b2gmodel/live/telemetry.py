@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
 
@@ -225,6 +225,14 @@ class ProxyInstruments:
                 await asyncio.sleep(0)
 
 
+class WindowTaker(Protocol):
+    """Takes what the poller finds."""
+
+    async def record(self, window: Window) -> None:
+        """S and D of a window."""
+        ...
+
+
 class ServicePoller:
     """Reads the server's counters now and then, and records S and D of each window that comes out.
 
@@ -256,20 +264,20 @@ class ServicePoller:
         finally:
             self.matcher.end_reading(counters)
 
-    async def run(self, instruments: ProxyInstruments) -> None:
+    async def run(self, taker: WindowTaker) -> None:
         """Read and record until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._read_regularly())
-            tasks.create_task(self._record(instruments))
+            tasks.create_task(self._record(taker))
 
     async def _read_regularly(self) -> None:
         while True:
             await self.read()
             await asyncio.sleep(self._interval_s)
 
-    async def _record(self, instruments: ProxyInstruments) -> None:
+    async def _record(self, taker: WindowTaker) -> None:
         while True:
-            await instruments.record(await self._windows.get())
+            await taker.record(await self._windows.get())
 
 
 def _histogram(meter: Meter, it: Instrument) -> Histogram:
