@@ -25,6 +25,7 @@ from b2gmodel.live.gateway import Gateway
 from b2gmodel.live.kserve import ControlPlane, ModelCounters, ModelSpec
 from b2gmodel.live.meter import Meter, Usage
 from b2gmodel.live.point import estimate
+from b2gmodel.live.stall import refuse_still_flights
 from b2gmodel.live.transport import Payload, Transport
 from b2gmodel.records import Run
 from b2gmodel.stats import MIN_BATCHES
@@ -148,7 +149,7 @@ class Bench:
         """One run of at least that many seconds, and a few rounds of flights however slow the server.
 
         Raises:
-            EvidenceError: the server executed something else than our batches meanwhile.
+            EvidenceError: the server executed something else than our batches meanwhile, or all stood still.
             ServerError: it failed.
         """
         taken = await self.take(setting, str(order), seconds)
@@ -165,6 +166,7 @@ class Bench:
         usage = None if meter is None or begun is None else meter.read().since(begun)
         self._booked = after = await self._all_booked(setting, before, driven)
         self._check_counts(setting, driven, before, after)
+        refuse_still_flights(driven.flights, where=self._where(setting))
         return Taken(driven, before, after, usage)
 
     @asynccontextmanager
@@ -240,8 +242,10 @@ class Bench:
         return await self._control.booked_counters(self._model.name, before.executions + len(driven.flights))
 
     def _check_counts(self, setting: Setting, driven: Driven, before: ModelCounters, after: ModelCounters) -> None:
-        where = f"{self._model.name}, {setting.placement} M={setting.flights}"
-        check_counts(setting, [flight.size for flight in driven.flights], before, after, where)
+        check_counts(setting, [flight.size for flight in driven.flights], before, after, self._where(setting))
+
+    def _where(self, setting: Setting) -> str:
+        return f"{self._model.name}, {setting.placement} M={setting.flights}"
 
 
 def check_counts(

@@ -61,11 +61,11 @@ class FakeServer:
         self.pid = process.pid
 
     @classmethod
-    def start(cls, script: FakeScript) -> Self:
-        """Start a fake and wait until it listens. Raises ``SetupError`` where it does not."""
+    def start(cls, script: FakeScript, *, port: int = 0) -> Self:
+        """Start a fake on that port, 0 for a free one. Raises ``SetupError`` where it does not listen."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process may write to it
         process = subprocess.Popen(
-            [sys.executable, "-m", "b2gmodel.live.fake", "--json-config", "-"],
+            [sys.executable, "-m", "b2gmodel.live.fake", "--json-config", "-", "--port", str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -131,7 +131,7 @@ class FakeServer:
         return document
 
 
-async def _run(script: FakeScript, *, until_end_of_input: bool) -> None:
+async def _run(script: FakeScript, port: int, *, until_end_of_input: bool) -> None:
     from b2gmodel.live.fake_server import FakeCore
 
     loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ async def _run(script: FakeScript, *, until_end_of_input: bool) -> None:
         loop.add_signal_handler(number, stop.set)
     if until_end_of_input:
         loop.add_reader(0, lambda: None if os.read(0, 4096) else stop.set())
-    core = FakeCore(script)
+    core = FakeCore(script, port)
     control = asyncio.create_task(core.serve_control())
     address, control_address = ("{}:{}".format(*s.getsockname()) for s in (core.listener, core.control))
     print(json.dumps({"address": address, "control": control_address}), flush=True)
@@ -152,7 +152,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a fake server until its input ends (``-``) or a signal comes (a file)."""
     parser = argparse.ArgumentParser(prog="python -m b2gmodel.live.fake", description="A scriptable KServe v2 server.")
     parser.add_argument("--json-config", required=True, metavar="FILE", help="the script; - for a line of stdin")
-    source = parser.parse_args(arguments).json_config
+    parser.add_argument("--port", type=int, default=0, help="of the KServe endpoints; 0: a free one")
+    options = parser.parse_args(arguments)
+    source = options.json_config
     try:
         text = sys.stdin.buffer.readline() if source == "-" else Path(source).read_bytes()
         script = FakeScript.from_json(text)
@@ -166,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error.line(), file=sys.stderr)
         return error.exit_code
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-        runner.run(_run(script, until_end_of_input=source == "-"))
+        runner.run(_run(script, options.port, until_end_of_input=source == "-"))
     return 0
 
 

@@ -114,12 +114,12 @@ def _head(framing: h11.Connection, status: int, headers: list[tuple[str, str]], 
 class FakeCore:
     """All state of a running fake: the script, the models with their counters, the log."""
 
-    def __init__(self, script: FakeScript) -> None:
+    def __init__(self, script: FakeScript, port: int = 0) -> None:
         self.models: dict[str, _Model] = {}
         self.log: deque[LogEntry] = deque(maxlen=LOG_ENTRIES)
         self.count = 0
-        self.listener = _listen()
-        self.control = _listen()
+        self.listener = _listen(port)
+        self.control = _listen(0)
         self._acceptor: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
@@ -372,7 +372,7 @@ async def _later(deadline_ns: int, act: Callable[[], None]) -> None:
     act()
 
 
-def _listen() -> socket.socket:
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+def _listen(port: int) -> socket.socket:
+    listener = socket.create_server(("127.0.0.1", port), backlog=1024)
     listener.setblocking(False)
     return listener

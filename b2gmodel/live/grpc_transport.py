@@ -29,6 +29,9 @@ _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     # The address given is the server's, whatever proxy the environment names.
     ("grpc.enable_http_proxy", 0),
+    # A server that comes back is found within this; the library would wait for up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 )
 _LENGTH_DELIMITED: Final = 2
 _READY_TIMEOUT_S: Final = 10.0

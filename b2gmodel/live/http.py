@@ -129,6 +129,8 @@ class HttpConnection:
     ) -> HttpResponse:
         """One exchange; the connection is closed if it does not complete.
 
+        One that the server has closed meanwhile, or on which it said more than it had announced, is opened anew.
+
         Args:
             method, target: as in the request line.
             headers: beside Host and Content-Length, which are set here.
@@ -137,6 +139,8 @@ class HttpConnection:
         Raises:
             ServerError: the connection failed, or the answer is not HTTP.
         """
+        if self._sock is not None and _is_stale(self._sock):
+            self.close()
         await self.connect()
         complete = False
         try:
@@ -272,6 +276,17 @@ class HttpConnection:
             where=self.address,
             hint="check that the server is up and that this is its HTTP address",
         )
+
+
+def _is_stale(sock: socket.socket) -> bool:
+    """Whether there is something to read although nothing was asked: the connection's end, or stray bytes."""
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _spin_until_readable(sock: socket.socket, limit_ns: int) -> None:

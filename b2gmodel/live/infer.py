@@ -109,15 +109,15 @@ class InferMessage:
             )
         try:
             outputs = self._outputs(batch_id, response)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise garbled(self._model, f"{type(error).__name__}: {error}") from error
         return results_of(self._model, self._k, outputs)
 
     def _outputs(self, batch_id: str, response: HttpResponse) -> list[Tensor]:
         json_bytes = int(response.headers.get(INFERENCE_HEADER_LENGTH.lower(), response.body.nbytes))
         answer = json.loads(bytes(response.body[:json_bytes]))
-        if answer.get("id", batch_id) != batch_id:
-            raise garbled(self._model, f"the answer to batch {answer['id']!r} came for batch {batch_id!r}")
+        if answer.get("id") != batch_id:  # the protocol has it come back where it was sent
+            raise garbled(self._model, f"the answer to batch {answer.get('id')!r} came for batch {batch_id!r}")
         outputs, at = [], json_bytes
         for output in answer["outputs"]:
             if "data" in output:

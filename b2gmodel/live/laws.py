@@ -17,6 +17,7 @@ from b2gmodel.live.bench import Bench, Setting
 from b2gmodel.live.cycles import SingleFlight
 from b2gmodel.live.kserve import ControlPlane, ModelSpec
 from b2gmodel.live.payloads import make_payloads
+from b2gmodel.live.stall import refuse_stall
 from b2gmodel.live.transport import Transport
 from b2gmodel.records import ComputeLaw, ComputePoint, Estimate, LoadedPoint, Run, TransportLaw, TransportPoint
 from b2gmodel.stats import student_interval
@@ -82,7 +83,7 @@ async def measure_loaded_service(
         transport, to_null: to the model, and to the null model of the same batches.
 
     Raises:
-        ServerError, EvidenceError: as ``SingleFlight.run_unread`` and ``Bench.kept_busy``.
+        ServerError, EvidenceError: as ``SingleFlight.run_unread`` and ``Bench.kept_busy``, or all stood still.
     """
     payloads = make_payloads(null, k * max(_BESIDE), to_null)
     bench = Bench(to_null, control, null, payloads, f"{run_id}.n")
@@ -93,7 +94,8 @@ async def measure_loaded_service(
         single = SingleFlight(transport, control, model, k, run_id=f"{run_id}.{turn}.{beside}")
         busy = bench.kept_busy(Setting.of_flights(k, beside), str(step)) if beside else nullcontext()
         async with busy:
-            await single.run_unread(_LOADED_CYCLES)
+            times_ns = [flight.cycle_ns for flight in await single.run_unread(_LOADED_CYCLES)]
+        refuse_stall(times_ns, times_ns, where=f"{model.name}, k = {k}")
         executions, service_ns = single.server_totals()
         totals[beside] = (totals[beside][0] + executions, totals[beside][1] + service_ns)
         told((step + 1) / len(turns))

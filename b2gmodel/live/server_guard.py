@@ -194,7 +194,7 @@ class Server:
             StartError, StopError.
         """
         for _ in range(PORT_ATTEMPTS):
-            ports = free_ports()
+            ports = self._order.get("ports") or free_ports()
             self._launch(ports)
             while not self._is_ready(ports["http_port"]):
                 if self._process is None or self._process.poll() is not None:

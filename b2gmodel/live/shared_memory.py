@@ -4,6 +4,8 @@ Rules:
 
 * A region has no name in the file system but for the moment in which the server maps it, so whatever ends this
   process, the kernel takes its pages back once the server lets go.
+* A server that was restarted knows no region: after a failure it is asked, and told anew. A file that has had its
+  name once gets no other, so a fresh one is put under the same memory, with the same contents.
 * Each owner holds a lock on an empty marker file, which the kernel drops with the process. The next owner removes
   the names and the registrations of owners whose lock is gone.
 """
@@ -11,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import fcntl
 import json
 import mmap
@@ -32,6 +35,7 @@ _FOLDER: Final = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory live
 _PREFIX: Final = "b2g-proxy-"
 _NAME: Final = re.compile(rf"({_PREFIX}[0-9a-f]{{12}})(-[0-9]+)?")
 _REGISTRY: Final = "/v2/systemsharedmemory"
+_MAP_FIXED: Final = 0x10  # Linux, all architectures that have this server
 
 
 def address_of(buffer: Buffer) -> int:
@@ -62,12 +66,13 @@ class Region:
         return end
 
     async def register(self, pool: HttpPool) -> None:
-        """Let the server map it. Raises ``ServerError`` where it cannot."""
-        assert self._file is not None
+        """Let the server map it. Raises ``ServerError`` where it cannot, ``SetupError`` where there is no room."""
         if self._tried:
             # A registration that broke off may have gone through, and a second one would be refused.
             await pool.request("POST", self.path("unregister"))
+            self._renew()
         self._tried = True
+        assert self._file is not None
         order = {"key": f"/{self.name}", "offset": 0, "byte_size": self.memory.nbytes}
         with _named(self._file, self.name):
             answer = await pool.request("POST", self.path("register"), body=[json.dumps(order).encode()])
@@ -79,6 +84,20 @@ class Region:
                 hint="shm needs proxy and server on one host, with one /dev/shm; elsewhere use --transport http",
             )
         self.discard()
+
+    def _renew(self) -> None:
+        """Put a fresh file under the memory, so that it can be named again."""
+        nbytes, written = self.memory.nbytes, 0
+        file = _nameless_file(nbytes)
+        try:
+            while written < nbytes:
+                written += os.pwrite(file, self.memory[written:], written)
+            _map_over(self.begin, file, nbytes)
+        except BaseException:
+            os.close(file)
+            raise
+        self.discard()
+        self._file = file
 
     def discard(self) -> None:
         """Let go of the file; mappings stay."""
@@ -97,6 +116,7 @@ class RegionOwner:
         self._regions: list[Region] = []
         self._new: list[Region] = []
         self._registering = asyncio.Lock()
+        self._doubted = False
         self._swept = False
 
     def allocate(self, nbytes: int) -> Region:
@@ -115,11 +135,19 @@ class RegionOwner:
                 return region.name, begin - region.begin
         return None
 
+    def doubt(self) -> None:
+        """A batch has failed: the server may be another one by now, which knows no region."""
+        self._doubted = True
+
     async def register(self) -> None:
-        """Let the server map what it does not know yet. Raises ``ServerError`` where it cannot."""
-        if not self._new:
+        """Let the server map what it does not know, or no more. Raises as ``Region.register``."""
+        if not self._new and not self._doubted:
             return
         async with self._registering:
+            if self._doubted:
+                known = await _known(self._pool)
+                self._new = [region for region in reversed(self._regions) if region.name not in known]
+                self._doubted = False
             while self._new:
                 await self._new[-1].register(self._pool)
                 self._new.pop()
@@ -154,19 +182,36 @@ def _nameless_file(nbytes: int) -> int:
             os.close(file)
             raise
     except OSError as error:
-        raise SetupError(
-            f"cannot take shared memory ({error.strerror or error})",
-            observed=f"{nbytes} bytes",
-            where=str(_FOLDER),
-            hint="free some, or allow more (docker run --shm-size)",
-        ) from error
+        raise _no_memory(error, observed=f"{nbytes} bytes") from error
     return file
+
+
+def _no_memory(error: OSError, *, observed: str) -> SetupError:
+    return SetupError(
+        f"cannot take shared memory ({error.strerror or error})",
+        observed=observed,
+        where=str(_FOLDER),
+        hint="free some, or allow more (docker run --shm-size)",
+    )
+
+
+def _map_over(begin: int, file: int, nbytes: int) -> None:
+    """Map a file where another is mapped: who holds views of that memory sees the new file's from now on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE | _MAP_FIXED
+    if libc.mmap(begin, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0) != begin:
+        raise OSError(ctypes.get_errno(), "the memory cannot be mapped anew")
 
 
 @contextmanager
 def _named(file: int, name: str) -> Iterator[None]:
-    """Give a nameless file a name for a moment."""
-    _link(file, name)
+    """Give a nameless file a name for a moment. Raises ``SetupError`` where there is no room for one."""
+    try:
+        _link(file, name)
+    except OSError as error:
+        raise _no_memory(error, observed=f"no room for the name {name}") from error
     try:
         yield
     finally:
@@ -194,11 +239,24 @@ def _locked_marker(name: str) -> int:
     return file
 
 
+async def _known(pool: HttpPool) -> set[str]:
+    """The regions that the server has mapped, anybody's. Raises ``ServerError`` where it does not say."""
+    answer = await pool.request("GET", f"{_REGISTRY}/status")
+    try:
+        return {str(entry["name"]) for entry in answer.json()}
+    except (KeyError, TypeError) as error:
+        raise ServerError(
+            "the server does not say which shared memory it knows",
+            observed=f"HTTP {answer.status} {answer.error_text()}",
+            where=_REGISTRY,
+        ) from error
+
+
 async def _sweep(pool: HttpPool) -> None:
     """Remove what killed owners left: their names here, their regions in the server."""
     left = {path.name for path in _FOLDER.glob(f"{_PREFIX}*")}
-    with suppress(B2GError, KeyError, TypeError):
-        left |= {str(entry["name"]) for entry in (await pool.request("GET", f"{_REGISTRY}/status")).json()}
+    with suppress(B2GError):
+        left |= await _known(pool)
     ours = [match for match in map(_NAME.fullmatch, left) if match]
     for owner in {match[1] for match in ours}:
         with _dead(owner) as dead:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from b2gmodel.errors import ServerError
 from b2gmodel.live.http import Buffer
 from b2gmodel.live.http_pool import HttpPool
 from b2gmodel.live.infer import InferMessage, check_payloads
@@ -65,6 +66,11 @@ class ShmTransport:
             self.copied_batches += scratch is not None
             await self._owner.register()
             response = await self._pool.request("POST", message.target, body=message.encode_shared(batch_id, places))
+            if response.status != 200:
+                self._owner.doubt()
+        except ServerError:
+            self._owner.doubt()
+            raise
         finally:
             if scratch is not None:
                 self._scratch.append(scratch)

@@ -21,6 +21,7 @@ from b2gmodel.live.load_tally import LoadOutcome
 from b2gmodel.live.meter import Meter, Usage
 from b2gmodel.live.observer import Outcome
 from b2gmodel.live.proxy import Proxy, ProxyLimits
+from b2gmodel.live.stall import refuse_still_flights
 from b2gmodel.live.study_take import LEAST_WARMUP_S, PATIENCE_S, WARMUP_SHARE, Figures, check_balance, setting_of
 from b2gmodel.live.transport import Transport
 from b2gmodel.study_records import Cell
@@ -75,7 +76,7 @@ async def take_in_process(
 
     Raises:
         ServerError: the server failed.
-        EvidenceError: the load's counts, the proxy's and the server's do not agree.
+        EvidenceError: the load's counts, the proxy's and the server's do not agree, or all stood still.
     """
     begin_ns, setting, flights = time.monotonic_ns(), setting_of(cell), _Flights()
     limits = ProxyLimits(connections=max(_MOST_IDLE, cell.concurrency))
@@ -99,6 +100,7 @@ async def take_in_process(
     check_balance(label, {"sent": load.sent, "answered": answered, "in batches": sum(f.size for f in flights.seen)})
     assert load.latency is not None
     settled, stopped = _window(flights.seen, load.spec.warmup_s, load.spec.duration_s)
+    refuse_still_flights(flights.seen[settled:stopped], where=label)
     return Figures(
         flights=tuple(flights.seen),
         settled=settled,
