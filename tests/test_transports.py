@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,9 +87,11 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     path.write_text(TABLE)
     table = load_workloads(path)
 
-    def with_mixed(table: WorkloadTable, names: Sequence[str] | None, import_path: Path) -> dict[str, str]:
+    def with_mixed(
+        table: WorkloadTable, names: Sequence[str] | None, import_path: Path, *engine: Any
+    ) -> dict[str, str]:
         source = f"import sys\n\nsys.path.insert(0, {str(import_path)!r})\n{MIXED}"
-        files = dict(embedded_repository(table, names, import_path))
+        files = dict(embedded_repository(table, names, import_path, *engine))
         for name, max_batch in (("mixed", 8), ("single", 0)):
             files |= {f"{name}/config.pbtxt": MIXED_CONFIG.format(max_batch=max_batch), f"{name}/1/model.py": source}
         return files
