@@ -128,8 +128,34 @@ class TensorInfo(Record):
     shape: tuple[int, ...]
 
 
+class RealEngine(Record):
+    """What one of our real models computed with: ``provider`` in the engine's own words, the model by its bytes."""
+
+    name: Literal["onnx", "torch"]
+    version: Text
+    provider: Text
+    device_name: Text | None
+    threads: Annotated[int, Field(ge=1)]
+    model_digest: Digest
+
+    @property
+    def sentence(self) -> str:
+        """For a person: ``onnxruntime 1.32.0 on CPUExecutionProvider, 1 thread an instance``."""
+        return engine_sentence(self.name, self.version, self.provider, self.device_name, self.threads)
+
+
+def engine_sentence(name: str, version: str, provider: str, device_name: str | None, threads: int) -> str:
+    """What computes, for a person."""
+    program = {"onnx": "onnxruntime", "torch": "PyTorch"}[name]
+    detail = "" if device_name is None else f" ({device_name})"
+    return f"{program} {version} on {provider}{detail}, {threads} thread{'s' * (threads > 1)} an instance"
+
+
 class ModelInfo(Record):
-    """The model as its server described it. ``compute`` says whether the work is real or emulated."""
+    """The model as its server described it. ``compute`` says whether the work is real or emulated.
+
+    ``engine`` is None but for the real models of our own server.
+    """
 
     name: Text
     compute: Literal["real", "emulated", "none"]
@@ -141,6 +167,12 @@ class ModelInfo(Record):
     inputs: tuple[TensorInfo, ...]
     preferred_batch_sizes: tuple[int, ...] | None = None
     queue_delay_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    engine: RealEngine | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_an_absent_engine(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Records from before engines were named keep their bytes, and so their digests."""
+        return {key: value for key, value in handler(self).items() if key != "engine" or value is not None}
 
 
 class Block(Record):

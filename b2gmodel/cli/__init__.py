@@ -19,6 +19,7 @@ from b2gmodel.cli import (
     load_commands,
     predict_command,
     record_commands,
+    report_command,
     serve_commands,
     server_commands,
     simulate_commands,
@@ -58,6 +59,7 @@ def _options(
 
 
 record_commands.register(app)
+report_command.register(app)
 predict_command.register(app)
 advise_command.register(app)
 import_commands.register(app)

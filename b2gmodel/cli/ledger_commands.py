@@ -19,7 +19,9 @@ UNSOUND = 3
 
 
 def register(app: typer.Typer) -> None:
-    ledger = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show what was frozen, and what became of it.")
+    ledger = typer.Typer(
+        no_args_is_help=True, rich_markup_mode=None, help="Show what was frozen, and what became of it."
+    )
     add_command(ledger, status, example="b2g ledger status")
     add_command(
         ledger,

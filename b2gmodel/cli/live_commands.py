@@ -17,7 +17,6 @@ from b2gmodel.cli.options import (
     Quiet,
     Url,
     one_of,
-    parse_compute,
     parse_counts,
     parse_shapes,
     workload_names,
@@ -26,7 +25,7 @@ from b2gmodel.cli.output import EXIT_CODES, progress_lines, say, say_json
 
 if TYPE_CHECKING:
     from b2gmodel.live.target import Target
-    from b2gmodel.records import Calibration
+    from b2gmodel.records import Calibration, ModelInfo
 
 
 def register(app: typer.Typer) -> None:
@@ -154,8 +153,7 @@ def calibrate(
 def _say_calibration(calibration: Calibration, path: Path) -> None:
     from b2gmodel.cli.output import table
 
-    emulated = " (emulated compute)" if calibration.model.compute == "emulated" else ""
-    say(f"calibrated {calibration.model.name}{emulated} over {calibration.transport}")
+    say(f"calibrated {calibration.model.name}{_how(calibration.model)} over {calibration.transport}")
     rows = []
     for point in calibration.points:
         cells = [f"  {point.k}", f"{point.payload_bytes / 1024:.0f}"]
@@ -176,6 +174,13 @@ def _say_calibration(calibration: Calibration, path: Path) -> None:
         say(f"note: one start: what differs between starts is not in the intervals; --starts 3{alone}")
     say(f"written: {path}")
     say(f"next: b2g predict {path}")
+
+
+def _how(model: ModelInfo) -> str:
+    """What computed, where that is not a user's own model on a server of theirs."""
+    if model.compute == "emulated":
+        return " (emulated compute)"
+    return "" if model.engine is None else f" (real compute: {model.engine.sentence})"
 
 
 def measure(
@@ -218,6 +223,7 @@ def measure(
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for everything that the demo writes.")] = Path("b2g-demo"),
+    compute: Compute = "emulated",
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -225,9 +231,12 @@ def demo(
     from b2gmodel.cli.predict_command import simulator_of
     from b2gmodel.cli.verdict_text import say_verdict
     from b2gmodel.live.demo import run_demo
+    from b2gmodel.live.engines import parse_compute
+    from b2gmodel.live.target import EmbeddedTarget
 
+    target = EmbeddedTarget.of(parse_compute(compute))
     with progress_lines(quiet) as progress:
-        found = run_demo(out, progress, simulator_of)
+        found = run_demo(out, progress, simulator_of, target)
     code = max(EXIT_CODES[case.verdict.outcome] for case in found.cases)
     if json:
         say_json(
@@ -241,7 +250,8 @@ def demo(
     say(found.sentence)
     for case in found.cases:
         say()
-        say(f"{case.prediction.model.name} (emulated compute, {case.prediction.payload_bytes // 1024} KiB a request)")
+        model = case.prediction.model
+        say(f"{model.name} ({model.compute} compute, {case.prediction.payload_bytes // 1024} KiB a request)")
         say_verdict(case.verdict, None)
     say()
     say(f"figure: {found.figure}")
@@ -261,9 +271,9 @@ def _null_of(model: str, null_model: str | None, *, embedded: bool) -> str | Non
 def _target(url: str | None, compute: str, grpc_url: str | None = None, trace_file: Path | None = None) -> Target:
     from dataclasses import replace
 
+    from b2gmodel.live.engines import parse_compute
     from b2gmodel.live.target import EmbeddedTarget, parse_url
-    from b2gmodel.live.workloads import load_workloads
 
     if url is not None:
         return replace(parse_url(url, grpc_url=grpc_url), trace_file=trace_file)
-    return EmbeddedTarget(load_workloads(parse_compute(compute)))
+    return EmbeddedTarget.of(parse_compute(compute))

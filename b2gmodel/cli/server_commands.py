@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from b2gmodel.cli.adding import add_command
-from b2gmodel.cli.options import Compute, Json, Url, parse_compute, workload_names
+from b2gmodel.cli.options import Compute, Json, Url, workload_names
 from b2gmodel.cli.output import say, say_json
 
 
@@ -48,21 +48,26 @@ def server(
     It stops at SIGINT or SIGTERM.
     """
     import signal
+    from dataclasses import asdict
 
+    from b2gmodel.live.engines import Emulated, parse_compute
     from b2gmodel.live.server import EmbeddedServer
-    from b2gmodel.live.workloads import BUILT_IN_TABLE, load_workloads
+    from b2gmodel.live.target import EmbeddedTarget
+    from b2gmodel.live.workloads import BUILT_IN_TABLE
 
     if export_null is not None:
         _export_null(export_null, url, model or [])
         return
-    file = parse_compute(compute)
+    wanted = parse_compute(compute)
     if show_table:
+        file = wanted.table if isinstance(wanted, Emulated) else None
         say((file or BUILT_IN_TABLE).read_text(encoding="utf-8").rstrip())
         return
+    target = EmbeddedTarget.of(wanted)
     stop = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     # Blocked before the start, so that a signal meanwhile waits instead of breaking it off half-way.
     signal.pthread_sigmask(signal.SIG_BLOCK, stop)
-    with EmbeddedServer.start(load_workloads(file), models=model) as running:
+    with EmbeddedServer.start(target.table, models=model, engine=target.engine) as running:
         addresses = {
             "http": "http://{}:{}".format(*running.http_address),
             "grpc": "{}:{}".format(*running.grpc_address),
@@ -74,11 +79,13 @@ def server(
                     **addresses,
                     "version": running.version,
                     "compute": running.compute,
+                    "engine": None if running.engine is None else asdict(running.engine),
                     "models": running.models,
                 }
             )
         else:
-            say(f"ready: Triton {running.version}, emulated compute")
+            how = "" if running.engine is None else f" ({running.engine.sentence})"
+            say(f"ready: Triton {running.version}, {running.compute} compute{how}")
             for name, address in addresses.items():
                 say(f"  {name:<8} {address}")
             say(f"  models   {', '.join(running.models)} (each also as NAME_dynamic and NAME_null)")

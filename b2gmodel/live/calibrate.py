@@ -21,7 +21,15 @@ from b2gmodel.live.point import Table, calibrate_point
 from b2gmodel.live.target import Endpoint
 from b2gmodel.live.transport import Transport
 from b2gmodel.live.transports import DEFAULT_TRANSPORT, make_transport
-from b2gmodel.records import Calibration, CalibrationPoint, ModelInfo, SelfTestLeg, ServerInfo, TensorInfo
+from b2gmodel.records import (
+    Calibration,
+    CalibrationPoint,
+    ModelInfo,
+    RealEngine,
+    SelfTestLeg,
+    ServerInfo,
+    TensorInfo,
+)
 
 # Where single-flight and the transport law end, for the progress shown.
 _SINGLE_FLIGHT_SHARE: Final = 0.4
@@ -152,9 +160,28 @@ def model_info(model: ModelSpec, endpoint: Endpoint) -> ModelInfo:
             "dynamic_batching": model.dynamic_batching,
             "preferred_batch_sizes": model.preferred_batch_sizes,
             "queue_delay_s": model.queue_delay_s,
+            "engine": _engine(model) if compute == "real" else None,
             "inputs": tuple(TensorInfo(name=t.name, datatype=t.datatype, shape=t.shape) for t in model.inputs),
         }
     )
+
+
+def _engine(model: ModelSpec) -> RealEngine | None:
+    """What our own server's real model says that it computes with; None for any other's."""
+    said = model.parameters
+    try:
+        return RealEngine.model_validate(
+            {
+                "name": said["b2g_engine"],
+                "version": said["b2g_engine_version"],
+                "provider": said["b2g_provider"],
+                "device_name": said["b2g_device_name"] or None,
+                "threads": int(said["b2g_threads"]),
+                "model_digest": said["b2g_model_digest"],
+            }
+        )
+    except (KeyError, ValueError):
+        return None
 
 
 def check_batch(model: ModelSpec, k: int, *, where: str) -> None:
@@ -286,6 +313,9 @@ def _notes(model: ModelSpec, points: Sequence[CalibrationPoint]) -> tuple[str, .
     notes = []
     if model.compute == "emulated":
         notes.append("the compute is emulated: the instance is held for a tabled time and uses no processor")
+    engine = _engine(model) if model.compute == "real" else None
+    if engine is not None:
+        notes.append(f"the compute is real, the weights are random: {engine.sentence}")
     if model.dynamic_batching:
         notes.append("the server's dynamic batching is on for this model: the closed form does not apply above M = 1")
     if any(point.transport_law is None for point in points):

@@ -13,7 +13,6 @@ from b2gmodel.live.calibrate import Progress, Wanted
 from b2gmodel.live.host import describe_software
 from b2gmodel.live.sessions import calibrate_models, measure_frozen
 from b2gmodel.live.target import EmbeddedTarget
-from b2gmodel.live.workloads import load_workloads
 from b2gmodel.prediction import predict
 from b2gmodel.predictors import Simulator
 from b2gmodel.records import Calibration, Measurement, Plan, Prediction, Verdict
@@ -24,9 +23,14 @@ _WORKLOADS: Final = ("resnet50", "yolov8n")
 # More sessions, not longer ones, tell M apart: what differs between sessions is most of what varies.
 _SECONDS_PER_RUN: Final = {"resnet50": 0.6, "yolov8n": 1.2}
 _SESSIONS: Final = 8
+_CALIBRATION_S: Final = 15.0
 _FLIGHTS: Final = (1, 2, 3, 4, 6)
 # Smaller batches of the large payload: more of them fit into the minutes that a demo may take.
 _K: Final = {"resnet50": 8, "yolov8n": 4}
+# On a CPU a real model takes some hundred times as long as on a GPU: what fits is to show that it runs.
+_CPU_K: Final = {"resnet50": 2, "yolov8n": 2}
+_CPU_SESSIONS: Final = 3
+_CPU_FLIGHTS: Final = (1, 2, 3)
 # Shares of the whole time, for the progress shown.
 _CALIBRATION_SHARE: Final = 0.3
 _PREDICTION_SHARE: Final = 0.1
@@ -70,12 +74,12 @@ SimulatorOf = Callable[[Path, Calibration, int | None], Simulator | None]
 """The simulation for a calibration at its path and batches of k: lent, as nothing live imports the simulation."""
 
 
-def run_demo(folder: Path, progress: Progress, simulator_of: SimulatorOf) -> Found:
+def run_demo(folder: Path, progress: Progress, simulator_of: SimulatorOf, target: EmbeddedTarget) -> Found:
     """Calibrate both, freeze both predictions, then measure and judge; everything is kept in ``folder``."""
-    table = load_workloads()
-    target = EmbeddedTarget(table)
+    slow = target.engine is not None and not target.engine.on_gpu
+    k_of, sessions, flights = (_CPU_K, _CPU_SESSIONS, _CPU_FLIGHTS) if slow else (_K, _SESSIONS, _FLIGHTS)
     ledger = Ledger(folder / "predictions")
-    wanted = [Wanted(name, (_K[name],), budget_s=15.0, null_model=f"{name}_null") for name in _WORKLOADS]
+    wanted = [Wanted(name, (k_of[name],), budget_s=_CALIBRATION_S, null_model=f"{name}_null") for name in _WORKLOADS]
     progress("start the embedded Triton", 0.0)
     calibrations = calibrate_models(
         target,
@@ -88,10 +92,10 @@ def run_demo(folder: Path, progress: Progress, simulator_of: SimulatorOf) -> Fou
     for number, (path, calibration) in enumerate(calibrations):
         share = number / len(calibrations)
         progress("predict", _CALIBRATION_SHARE + share * _PREDICTION_SHARE)
-        k = _K[calibration.model.name]
+        k = k_of[calibration.model.name]
         plan = Plan(
-            flights=_FLIGHTS,
-            sessions=_SESSIONS,
+            flights=flights,
+            sessions=sessions,
             seconds_per_run=_SECONDS_PER_RUN[calibration.model.name],
             baseline_concurrency=k,
             order_seed=1,

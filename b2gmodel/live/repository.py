@@ -1,7 +1,7 @@
 """Writes model repositories: the embedded server's, as texts by path, and a null model for a user's own.
 
-The names of outputs and the parameters of each model say that its compute is emulated. The models' code is
-this package's ``emulated_model.py`` and ``null_model.py``, copied.
+The names of outputs and the parameters of each model say whether its compute is emulated or real. The models' code is
+this package's ``emulated_model.py``, ``real_model.py`` and ``null_model.py``, copied.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from b2gmodel.errors import UsageError
+from b2gmodel.live.engines import Engine
+from b2gmodel.live.model_cache import ModelFile
 from b2gmodel.live.tensors import TensorSpec
-from b2gmodel.live.workloads import Role, Workload, WorkloadTable
+from b2gmodel.live.workloads import REAL_OUTPUT_NAME, Role, Workload, WorkloadTable
 from b2gmodel.units import ns_from_s
 
 INPUT_NAME: Final = "input"
@@ -26,27 +28,60 @@ _DATATYPES: Final = frozenset(
 )
 
 
-def embedded_repository(table: WorkloadTable, names: Sequence[str] | None, import_path: Path) -> Mapping[str, str]:
+def embedded_repository(
+    table: WorkloadTable,
+    names: Sequence[str] | None,
+    import_path: Path,
+    engine: Engine | None = None,
+    models: Mapping[str, ModelFile] | None = None,
+    engine_paths: Sequence[Path] = (),
+) -> Mapping[str, str]:
     """The files of the embedded server's model repository: text by path within it.
 
     Args:
         table: the workloads.
         names: the workloads to offer; None for all.
         import_path: the folder that holds numpy, which the server's own interpreter may not look into.
+        engine: what computes; None for emulation.
+        models: for an engine, each workload's model file; ``model_links`` says where it has to lie.
+        engine_paths: for an engine, more folders that hold packages.
 
     Raises:
         UsageError: a name that the table does not hold, or no name at all.
     """
+    files: dict[str, str] = {}
+    for workload in offered(table, names):
+        for role in Role:
+            model = workload.model_name(role)
+            if engine is None or models is None:
+                config = _emulated_config(workload, role, table.digest)
+                source = "emulated_model.py"
+            else:
+                config = _real_config(workload, role, table.digest, engine, models[workload.name])
+                source = "real_model.py"
+            files[f"{model}/config.pbtxt"] = config
+            files[f"{model}/1/model.py"] = _source(
+                "null_model.py" if role is Role.NULL else source, (import_path, *engine_paths)
+            )
+            if engine is not None and engine.name == "torch" and role is not Role.NULL:
+                files[f"{model}/1/torch_graph.py"] = (_HERE / "torch_graph.py").read_text()
+    return files
+
+
+def offered(table: WorkloadTable, names: Sequence[str] | None) -> tuple[Workload, ...]:
+    """The workloads of these names, each once; all for None. Raises ``UsageError`` for an unknown one, or none."""
     if names is not None and not names:
         raise UsageError("no workload to offer", allowed=", ".join(table.names))
-    files: dict[str, str] = {}
-    for name in dict.fromkeys(table.names if names is None else names):
-        for role in Role:
-            workload = table[name]
-            model = workload.model_name(role)
-            files[f"{model}/config.pbtxt"] = _embedded_config(workload, role, table.digest)
-            files[f"{model}/1/model.py"] = _model_source(role, import_path)
-    return files
+    return tuple(table[name] for name in dict.fromkeys(table.names if names is None else names))
+
+
+def model_links(models: Mapping[str, ModelFile], table: WorkloadTable) -> Mapping[str, str]:
+    """Where real models have to lie in the repository, and the files that they are."""
+    return {
+        f"{table[name].model_name(role)}/1/model.onnx": str(file.path)
+        for name, file in models.items()
+        for role in (Role.UNBATCHED, Role.DYNAMIC)
+    }
 
 
 def export_null_model(
@@ -92,27 +127,52 @@ def export_null_model(
     return target
 
 
-def _model_source(role: Role, import_path: Path) -> str:
-    """A model's code, able to import numpy wherever the server's interpreter looks by default."""
-    source = (_HERE / ("null_model.py" if role is Role.NULL else "emulated_model.py")).read_text()
+def _source(file: str, import_paths: Sequence[Path]) -> str:
+    """A model's code, able to import what it needs wherever the server's interpreter looks by default."""
+    source = (_HERE / file).read_text()
     # The future import has to come first in a module: it is the one line that may not follow ours.
     future = "from __future__ import annotations\n"
-    return source.replace(future, f"{future}\nimport sys\n\nsys.path.insert(0, {str(import_path)!r})\n", 1)
+    folders = list(dict.fromkeys(map(str, import_paths)))
+    return source.replace(future, f"{future}\nimport sys\n\nsys.path[:0] = {folders!r}\n", 1)
 
 
-def _embedded_config(workload: Workload, role: Role, digest: str) -> str:
+def _emulated_config(workload: Workload, role: Role, digest: str) -> str:
     computes = role is not Role.NULL
-    parameters = {
-        "b2g_compute": COMPUTE,
-        "b2g_role": role.value,
-        "b2g_workload": workload.name,
+    times = {
         "b2g_s0_ns": str(ns_from_s(workload.s0_s) if computes else 0),
         "b2g_s1_ns": str(ns_from_s(workload.s1_s) if computes else 0),
+    }
+    return _embedded_config(workload, role, digest, COMPUTE, times, OUTPUT_NAME)
+
+
+def _real_config(workload: Workload, role: Role, digest: str, engine: Engine, file: ModelFile) -> str:
+    """The null entry says that nothing is computed; the others which engine computes what."""
+    if role is Role.NULL:
+        return _embedded_config(workload, role, digest, "none", {}, REAL_OUTPUT_NAME)
+    facts = {
+        "b2g_engine": engine.name,
+        "b2g_engine_version": engine.version,
+        "b2g_provider": engine.provider,
+        "b2g_device_name": engine.device_name or "",
+        "b2g_threads": str(engine.threads),
+        "b2g_model_digest": file.digest,
+    }
+    return _embedded_config(workload, role, digest, "real", facts, REAL_OUTPUT_NAME)
+
+
+def _embedded_config(
+    workload: Workload, role: Role, digest: str, compute: str, facts: Mapping[str, str], output: str
+) -> str:
+    parameters = {
+        "b2g_compute": compute,
+        "b2g_role": role.value,
+        "b2g_workload": workload.name,
+        **facts,
         "b2g_table_digest": digest,
     }
     config = _config(
         [TensorSpec(INPUT_NAME, workload.datatype, workload.input_shape)],
-        [TensorSpec(OUTPUT_NAME, "FP32", workload.output_shape)],
+        [TensorSpec(output, "FP32", workload.output_shape)],
         workload.max_batch,
         parameters,
         workload.instances,

@@ -25,7 +25,9 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 from b2gmodel.errors import ServerError, SetupError
-from b2gmodel.live.repository import COMPUTE, embedded_repository
+from b2gmodel.live.engines import Engine
+from b2gmodel.live.model_cache import model_file
+from b2gmodel.live.repository import embedded_repository, model_links, offered
 from b2gmodel.live.workloads import WorkloadTable
 
 HOST: Final = "127.0.0.1"
@@ -38,6 +40,8 @@ STUB: Final = "triton_python_backend_stub"
 _Guard: TypeAlias = subprocess.Popen[bytes]
 _GUARD_PROGRAM: Final = Path(__file__).with_name("server_guard.py")
 _GUARD_MARGIN_S: Final = 10.0
+_LOADING_S: Final = 120.0
+"""For real models: importing an engine and making a GPU ready, twice for each workload."""
 _COMMAND: Final = (
     "--id={id}",
     "--model-repository={folder}/models",
@@ -125,7 +129,7 @@ class EmbeddedServer:
         instance_id: unique name of this start; the server's own name and the prefix of its shared memory.
         http_address, grpc_address, metrics_address: (host, port).
         version: the server's own version.
-        compute: how the workloads compute; always ``emulated``.
+        engine: what the workloads compute with; None for emulation.
         table_digest: digest of the table of workloads.
         models: the workloads offered.
         folder: the server's temporary folder, gone after ``close``.
@@ -133,11 +137,17 @@ class EmbeddedServer:
         pid: the server's process.
     """
 
-    compute: Final = COMPUTE
-
-    def __init__(self, guard: _Guard, ready: Mapping[str, Any], table: WorkloadTable, models: Sequence[str]) -> None:
+    def __init__(
+        self,
+        guard: _Guard,
+        ready: Mapping[str, Any],
+        table: WorkloadTable,
+        models: Sequence[str],
+        engine: Engine | None = None,
+    ) -> None:
         self._guard = guard
         self._end: str | None = None
+        self.engine = engine
         self.table_digest = table.digest
         self.models = tuple(models)
         self.instance_id: str = ready["instance_id"]
@@ -149,22 +159,34 @@ class EmbeddedServer:
         self.pid = int(ready["pid"])
         self.version = _server_version(self.http_address)
 
+    @property
+    def compute(self) -> str:
+        """How the workloads compute: ``emulated`` or ``real``."""
+        return "emulated" if self.engine is None else "real"
+
     @classmethod
     def start(
-        cls, table: WorkloadTable, models: Sequence[str] | None = None, timeout_s: float = 60.0
+        cls,
+        table: WorkloadTable,
+        models: Sequence[str] | None = None,
+        timeout_s: float = 60.0,
+        engine: Engine | None = None,
     ) -> EmbeddedServer:
         """Starts a server and returns when it is ready.
 
         Args:
             table: the workloads.
             models: names of those to offer, each in its three entries; None for all. Fewer start sooner.
-            timeout_s: longest wait for readiness.
+            timeout_s: longest wait for readiness, to which real models add their own.
+            engine: what computes; None for emulation.
 
         Raises:
-            UsageError: a name that the table does not hold.
+            UsageError: a name that the table does not hold, or one that has no real model.
             SetupError: the wheel or its part for this Python is missing, or the server did not start.
         """
-        order = _start_order(find_installation(), table, models, timeout_s)
+        if engine is not None:
+            timeout_s += _LOADING_S
+        order = _start_order(find_installation(), table, models, timeout_s, engine)
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_GUARD_PROGRAM)],
             stdin=subprocess.PIPE,
@@ -181,7 +203,7 @@ class EmbeddedServer:
             event = _next_event(guard, timeout_s + _GUARD_MARGIN_S)
             if event.get("event") != "ready":
                 raise _start_failure(event)
-            return cls(guard, event, table, models or table.names)
+            return cls(guard, event, table, models or table.names, engine)
         except BaseException:
             _end(guard)
             raise
@@ -210,10 +232,12 @@ class EmbeddedServer:
 
 
 def _start_order(
-    parts: Installation, table: WorkloadTable, models: Sequence[str] | None, timeout_s: float
+    parts: Installation, table: WorkloadTable, models: Sequence[str] | None, timeout_s: float, engine: Engine | None
 ) -> Mapping[str, object]:
     """What the guard is told: the files to lay out, the command with places for ports, the environment."""
-    repository = embedded_repository(table, models, parts.import_path)
+    files = {} if engine is None else {each.name: model_file(each) for each in offered(table, models)}
+    engine_paths = () if engine is None else _package_folders()
+    repository = embedded_repository(table, models, parts.import_path, engine, files, engine_paths)
     backend = "backends/python"
     return {
         "base_folder": tempfile.gettempdir(),
@@ -222,10 +246,16 @@ def _start_order(
         "links": {
             **{f"{backend}/{path.name}": str(path) for path in parts.backend.iterdir() if path.is_file()},
             f"{backend}/{STUB}": str(parts.stub),
+            **{f"models/{path}": target for path, target in model_links(files, table).items()},
         },
         "command": [str(parts.binary), *_COMMAND],
-        "environment": _environment(),
+        "environment": _environment(on_gpu=engine is not None and engine.on_gpu),
     }
+
+
+def _package_folders() -> tuple[Path, ...]:
+    """Where this interpreter finds its packages, in its order."""
+    return tuple(Path(path) for path in sys.path if Path(path).name in ("site-packages", "dist-packages"))
 
 
 def _start_failure(event: Mapping[str, Any]) -> SetupError:
@@ -238,11 +268,13 @@ def _start_failure(event: Mapping[str, Any]) -> SetupError:
     return SetupError(f"the embedded server did not start ({event['reason']})", observed=said or None, hint=hint)
 
 
-def _environment() -> dict[str, str]:
-    """Our own environment: no GPU, one thread for linear algebra, memory kept, our libpython first."""
+def _environment(*, on_gpu: bool = False) -> dict[str, str]:
+    """Our own environment: no GPU but for a model on one, one thread for linear algebra, memory kept, our libpython."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     environment |= _MEMORY_KEPT
+    if not on_gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     folder = shared_python_folder()
     if folder is not None:
         paths = (str(folder), environment.get("LD_LIBRARY_PATH"))

@@ -10,7 +10,8 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from b2gmodel.errors import UsageError
-from b2gmodel.live.workloads import WorkloadTable
+from b2gmodel.live.engines import Emulated, Engine, Wish, find_engine
+from b2gmodel.live.workloads import WorkloadTable, load_workloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,18 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedTarget:
-    """The embedded Triton with a table of reference workloads."""
+    """The embedded Triton with a table of reference workloads, emulated where no engine is named."""
 
     table: WorkloadTable
     restarts: bool = True
+    engine: Engine | None = None
+
+    @classmethod
+    def of(cls, compute: Emulated | Wish) -> EmbeddedTarget:
+        """What ``--compute`` asks for. Raises ``UsageError`` and ``SetupError`` as the table and the engine do."""
+        if isinstance(compute, Emulated):
+            return cls(load_workloads(compute.table))
+        return cls(load_workloads(), engine=find_engine(compute))
 
     def session(self, models: Sequence[str]) -> AbstractContextManager[Endpoint]:
         return self._session(models)
@@ -55,7 +64,7 @@ class EmbeddedTarget:
 
         # NAME_dynamic and NAME_null are entries of the workload NAME.
         workloads = dict.fromkeys(model.removesuffix("_dynamic").removesuffix("_null") for model in models)
-        with EmbeddedServer.start(self.table, models=tuple(workloads)) as server:
+        with EmbeddedServer.start(self.table, models=tuple(workloads), engine=self.engine) as server:
             host, port = server.http_address
             yield Endpoint(host, port, True, self.table.digest, server.grpc_address[1], server.trace_file)
 

@@ -29,6 +29,8 @@ DATATYPE_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("UINT64", "INT64", "FP64"), 8),
 }
 FINGERPRINT_BYTES: Final = 16
+REAL_OUTPUT_NAME: Final = "real_output"
+"""The output of a real model, which carries no fingerprint."""
 BUILT_IN_TABLE: Final = Path(__file__).with_name("workloads.toml")
 
 _NS_PER_MS: Final = 1_000_000

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MEASURED: Final = "#0072B2"
 _PREDICTED: Final = "#D55E00"
 _FORMATS: Final = (".png", ".svg", ".pdf")
-_SPEEDS: Final = tuple(2.0 ** (n / 2) for n in range(-4, 7))
+SPEEDS: Final = tuple(2.0 ** (n / 2) for n in range(-4, 7))
 _KIB: Final = 1024
 
 
@@ -41,7 +41,7 @@ def draw_placements(verdict: StudyVerdict, calibrations: Mapping[str, Calibratio
     """
     if path.suffix not in _FORMATS:
         raise UsageError("not a kind of figure", observed=path.suffix, allowed=", ".join(_FORMATS), where=str(path))
-    cells = _shown(verdict)
+    cells = shown_cells(verdict)
     if len(cells) < 2:
         raise UsageError("a figure against payload needs two payloads", observed=len(cells), where=str(path))
     import matplotlib
@@ -52,10 +52,10 @@ def draw_placements(verdict: StudyVerdict, calibrations: Mapping[str, Calibratio
 
     figure = Figure(figsize=(11.0, 8.2), layout="constrained")
     panels = figure.subplots(2, 2).ravel()
-    _draw_gain(panels[0], verdict, cells)
-    _draw_ratio(panels[1], cells)
-    _draw_map(panels[2], cells, calibrations, PlacementLaws.faster_compute, "compute")
-    _draw_map(panels[3], cells, calibrations, PlacementLaws.faster_link, "link")
+    draw_gain(panels[0], verdict, cells)
+    draw_ratio(panels[1], cells)
+    draw_map(panels[2], cells, calibrations, PlacementLaws.faster_compute, "compute")
+    draw_map(panels[3], cells, calibrations, PlacementLaws.faster_link, "link")
     emulated = any(calibrations[cell.workload].model.compute == "emulated" for cell in cells)
     figure.suptitle(
         f"batches of {cells[0].k} in the proxy, {cells[0].concurrency} clients, {cells[0].transport}"
@@ -83,7 +83,8 @@ def regime_map(
     return np.array(gains)
 
 
-def _shown(verdict: StudyVerdict) -> list[MeasuredCell]:
+def shown_cells(verdict: StudyVerdict) -> list[MeasuredCell]:
+    """The setting with the most payloads (of several, that with most clients), by payload."""
     groups: dict[tuple[str, int, int], dict[int, MeasuredCell]] = {}
     for cell in verdict.cells:
         groups.setdefault((cell.transport, cell.k, cell.concurrency), {})[cell.payload_bytes] = cell
@@ -91,20 +92,27 @@ def _shown(verdict: StudyVerdict) -> list[MeasuredCell]:
     return [groups[best][size] for size in sorted(groups[best])]
 
 
-def _draw_gain(panel: Axes, verdict: StudyVerdict, cells: Sequence[MeasuredCell]) -> None:
+def draw_gain(panel: Axes, verdict: StudyVerdict, cells: Sequence[MeasuredCell]) -> None:
+    """What the proxy gains against payload, with the crossover."""
     at = [cell.payload_bytes / _KIB for cell in cells]
     promised = [(x, cell.predicted.gain) for x, cell in zip(at, cells, strict=True) if cell.predicted is not None]
     _line(panel, promised, "predicted before")
     _marks(panel, [(x, cell.gain) for x, cell in zip(at, cells, strict=True)])
+    draw_crossovers(panel, verdict, cells)
+    _dress(panel, "X_C3 / X_C1 - 1", "what batching in a single-flight proxy gains")
+
+
+def draw_crossovers(panel: Axes, verdict: StudyVerdict, cells: Sequence[MeasuredCell]) -> None:
+    """The payload above which the proxy's batching loses, with its interval: predicted and measured."""
     setting = (cells[0].transport, cells[0].k, cells[0].concurrency)
     for each in verdict.crossovers:
         if (each.predicted.transport, each.predicted.k, each.predicted.concurrency) == setting:
             _band(panel, each.predicted.payload_bytes, _PREDICTED, "crossover, predicted")
             _band(panel, each.measured.payload_bytes, _MEASURED, "crossover, measured")
-    _dress(panel, "X_C3 / X_C1 - 1", "what batching in a single-flight proxy gains")
 
 
-def _draw_ratio(panel: Axes, cells: Sequence[MeasuredCell]) -> None:
+def draw_ratio(panel: Axes, cells: Sequence[MeasuredCell]) -> None:
+    """R against payload; where it is undefined, a cross."""
     at = [cell.payload_bytes / _KIB for cell in cells]
     promised = [
         (x, cell.predicted.ratio)
@@ -119,25 +127,28 @@ def _draw_ratio(panel: Axes, cells: Sequence[MeasuredCell]) -> None:
     _dress(panel, "R = (X_C3 - X_C1) / (X_C2 - X_C1)", "its share of what the server's own batching gains")
 
 
-def _draw_map(
+def draw_map(
     panel: Axes,
     cells: Sequence[MeasuredCell],
     calibrations: Mapping[str, Calibration],
     faster: Callable[[PlacementLaws, float], PlacementLaws],
     what: str,
 ) -> None:
+    """The regime map: the predicted gain against payload and speed of ``what``."""
     at = [cell.payload_bytes / _KIB for cell in cells]
     own = [calibrations[cell.workload] for cell in cells]
-    gains = regime_map(own, cells[0].k, cells[0].concurrency, faster, _SPEEDS)
+    gains = regime_map(own, cells[0].k, cells[0].concurrency, faster, SPEEDS)
     most = float(np.abs(gains).max())
-    shades = panel.contourf(at, _SPEEDS, gains, levels=np.linspace(-most, most, 13), cmap="PuOr_r")
-    panel.contour(at, _SPEEDS, gains, levels=[0.0], colors="black", linewidths=1.5)
+    shades = panel.contourf(at, SPEEDS, gains, levels=np.linspace(-most, most, 13), cmap="PuOr_r")
+    panel.contour(at, SPEEDS, gains, levels=[0.0], colors="black", linewidths=1.5)
     panel.figure.colorbar(shades, ax=panel, label="X_C3 / X_C1 - 1, predicted", format="%+.1f")
     for marker, wins, label in (("^", True, "measured: the proxy gains"), ("v", False, "measured: it loses")):
         xs = [x for x, cell in zip(at, cells, strict=True) if (cell.gain.mean > 0) is wins]
         panel.plot(xs, [1.0] * len(xs), marker, color="black", markerfacecolor="white", label=label)
     _dress(panel, f"{what} speed, times this server's", "where to batch: above 0 in the proxy, below 0 not there")
     panel.set_yscale("log", base=2)
+    panel.set_ylim(SPEEDS[0], SPEEDS[-1])
+    panel.yaxis.set_major_formatter("{x:g}")
 
 
 def _line(panel: Axes, points: Sequence[tuple[float, Estimate]], label: str) -> None:
