@@ -266,7 +266,7 @@ def test_an_exported_null_model_serves_any_outputs(
     outputs = [TensorSpec("boxes", "FP16", (-1, 4)), TensorSpec("label", "BYTES", (2,))]
     folder = export_null_model(tmp_path, "odd", inputs, outputs, 4)
 
-    def with_export(table: WorkloadTable, names: Any, import_path: Path) -> dict[str, str]:
+    def with_export(table: WorkloadTable, names: Any, import_path: Path, *_: Any) -> dict[str, str]:
         code = (folder / "1" / "model.py").read_text()
         code = code.replace("import json\n", f"import json\nimport sys\nsys.path.insert(0, {str(import_path)!r})\n")
         config = (folder / "config.pbtxt").read_text()

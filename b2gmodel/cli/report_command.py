@@ -79,6 +79,8 @@ def report(
     say(page.headline)
     for case in page.cases if page.index else ():
         say(f"  {case.outcome:<12}  {case.title}; set {case.setting}")
+    for sentence in dict.fromkeys(sentence for case in page.cases for sentence in case.missing):
+        say(f"  {sentence}")
     if written:
         say(f"figures: {len(written)} in {figures}")
     say(f"written: {out}")
@@ -102,6 +104,7 @@ def _answer(page: Page, out: Path, figures: list[Path]) -> dict[str, object]:
         "cases": [
             {
                 "case": case.place,
+                "missing": list(case.missing),
                 "outcome": case.outcome,
                 "sentence": case.sentence,
                 "set": case.setting,

@@ -28,7 +28,7 @@ _FLIGHTS: Final = (1, 2, 3, 4, 6)
 # Smaller batches of the large payload: more of them fit into the minutes that a demo may take.
 _K: Final = {"resnet50": 8, "yolov8n": 4}
 # On a CPU a real model takes some hundred times as long as on a GPU: what fits is to show that it runs.
-_CPU_K: Final = {"resnet50": 2, "yolov8n": 2}
+_CPU_K: Final = {"resnet50": 1, "yolov8n": 1}
 _CPU_SESSIONS: Final = 3
 _CPU_FLIGHTS: Final = (1, 2, 3)
 # Shares of the whole time, for the progress shown.

@@ -168,8 +168,10 @@ class _Shelf:
         )
         here = {digest: self._files[digest] for digest in named if digest in self._files}
         kept = {digest: Kept(read_record(path, Calibration), digest, name) for digest, (path, name) in here.items()}
+        names = {path.stem for path, _ in self._files.values()}
         return kept, [
-            f"The calibration {name} with digest {digest[:12]} is not here: its times are not shown."
+            f"The calibration {name} with digest {digest[:12]} is not here"
+            f"{', and what is here by that name is another' if name in names else ''}: its times are not shown."
             for digest, name in named.items()
             if digest not in here
         ]

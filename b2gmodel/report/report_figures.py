@@ -6,6 +6,7 @@ hatch. Rules here: figures are drawn from records alone, and their text is small
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -57,7 +58,7 @@ def draw_throughput(figure: Figure, prediction: Prediction, measurement: Measure
     others = iter(_OTHERS * len(prediction.predictors))
     for result in prediction.predictors:
         if result.kind == "bounds":
-            _fill(panel, result, last, "#BBBBBB", 0.35, plain(result.name))
+            _fill(panel, result, last, "#BBBBBB", 0.35, _short(result.name))
         elif result is best:
             _line(panel, result, last, PREDICTED, "v", "-")
             _fill(panel, result, last, PREDICTED, 0.15)
@@ -86,7 +87,12 @@ def draw_throughput(figure: Figure, prediction: Prediction, measurement: Measure
     panel.set_xticks(sorted({point.flights for point in curve} or set(prediction.plan.flights)))
     panel.set_ylim(bottom=0)
     panel.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=7.5)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+
+
+def _short(name: str) -> str:
+    """A name that fits a legend; the figure's table has it whole."""
+    return textwrap.shorten(plain(name), 24, placeholder="…") if len(name) > 24 else plain(name)
 
 
 def _within(result: PredictorResult, last: int) -> list[tuple[int, float, float, float]]:
@@ -108,7 +114,7 @@ def _line(panel: Axes, result: PredictorResult, last: int, colour: str, marker: 
         markersize=4,
         linestyle=dashes,
         linewidth=1.3,
-        label=plain(f"{result.name}, at most" if result.kind == "upper bound" else result.name),
+        label=_short(result.name) + (", at most" if result.kind == "upper bound" else ""),
     )
 
 
@@ -150,22 +156,32 @@ def draw_legs(figure: Figure, legs: Sequence[tuple[str, str, float]]) -> None:
         colour, hatch = GROUPS[group]
         for at in (0, row):
             panel.barh(at, 1e3 * value, left=1e3 * begin_s, color=colour, hatch=hatch, edgecolor="white", height=0.75)
-        end_ms = 1e3 * max(begin_s, begin_s + value)
-        right = end_ms < 0.7 * 1e3 * whole_s
-        panel.text(
-            end_ms if right else 1e3 * min(begin_s, begin_s + value),
-            row,
-            f" {1e3 * value:.3g} ms, {value / whole_s:.0%} ",
-            va="center",
-            ha="left" if right else "right",
-            fontsize=7.5,
-        )
+        _name_length(panel, row, sorted((begin_s / whole_s, (begin_s + value) / whole_s)), value, whole_s)
         begin_s += value
     panel.set_yticks(range(len(legs) + 1), ["cycle", *(plain(name) for name, *_ in legs)])
     panel.invert_yaxis()
-    panel.set_xlabel("ms since the batch was sealed; S is orange and hatched, the rest is D")
+    panel.set_xlabel("ms since the batch was sealed\n(S: orange and hatched, D: the rest)")
     panel.spines[["top", "right", "left"]].set_visible(False)
     panel.tick_params(axis="y", length=0)
+
+
+def _name_length(panel: Axes, row: int, ends: Sequence[float], value: float, whole_s: float) -> None:
+    """Write a leg's length beside its bar, or on it where there is no room on either side.
+
+    Args:
+        ends: where the bar begins and ends, as shares of the cycle.
+    """
+    begin, end = ends
+    at, side = (end, "left") if end < 0.65 else (begin, "right") if begin > 0.35 else ((begin + end) / 2, "center")
+    panel.text(
+        1e3 * whole_s * at,
+        row,
+        f" {1e3 * value:.3g} ms, {value / whole_s:.0%} ",
+        va="center",
+        ha=side,
+        fontsize=8,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5} if side == "center" else None,
+    )
 
 
 def draw_legs_by_payload(figure: Figure, points: Sequence[CalibrationPoint]) -> None:
@@ -183,4 +199,4 @@ def draw_legs_by_payload(figure: Figure, points: Sequence[CalibrationPoint]) -> 
     panel.set_xlabel("time of a cycle, ms")
     panel.spines[["top", "right", "left"]].set_visible(False)
     panel.tick_params(axis="y", length=0)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=7.5)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)

@@ -150,7 +150,8 @@ def _markdown(value: object) -> str:
         return value
     text = re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", str(value))
     text = re.sub(r"[&<>{}]", lambda mark: _MARKS[mark[0]], text)
-    text = re.sub(r"(?<=:)//|(?<=www)\.|@", r"\\\g<0>", text, flags=re.IGNORECASE)
+    text = re.sub(r"(?<=:)//|(?<=www)\.", r"\\\g<0>", text, flags=re.IGNORECASE)
+    text = text.replace("@", "<span>@</span>")  # an address or a person's name leads there, whatever stands before it
     return re.sub(r"^(\d*)([-+.)](?=[\s-]|$)|[=#])", r"\1\\\2", text)
 
 

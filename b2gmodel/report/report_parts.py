@@ -130,6 +130,7 @@ class CaseView:
         place: its place in the page, and the beginning of its figures' names.
         tags: what has to be known before anything else: emulated compute, not pre-registered.
         setting: what to set, in a few words.
+        missing: a sentence for each record that was not found.
     """
 
     place: str
@@ -138,6 +139,7 @@ class CaseView:
     sentence: str
     tags: tuple[str, ...]
     setting: str
+    missing: tuple[str, ...]
     sections: tuple[Section, ...]
 
     @property

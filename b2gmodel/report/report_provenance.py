@@ -96,7 +96,7 @@ def _commands(case: Case) -> Code:
     short = case.prediction.digest[:_SHORT]
     predictions = case.prediction.file.split("/", 1)[0]
     where = [] if predictions == "predictions" else ["--predictions", predictions]
-    lines: list[Sequence[str]] = []
+    lines: list[Sequence[str]] = [["b2g", "ledger", "verify", *where]]
     record = case.prediction.record
     if isinstance(record, Prediction):
         kept = case.calibrations.get(record.calibration_digest)

@@ -83,6 +83,7 @@ def model_view(case: Case, prediction: Prediction) -> CaseView:
         sentence=plain(verdict.sentence if verdict else _promise(prediction)),
         tags=tuple(filter(None, (tag, "" if preregistered else NOT_PREREGISTERED))),
         setting=setting,
+        missing=case.missing,
         sections=tuple(sections),
     )
 
@@ -171,7 +172,7 @@ def _throughput(prediction: Prediction, measurement: Measurement | None, place: 
         description=plain(f"{kind} throughput in request/s: {told}. {place_m.name} puts M* at {place_m.m_star}."),
         data=Table("X(M) in request/s, with 90 % intervals where there are any", columns, tuple(rows)),
         draw=lambda figure: figures.draw_throughput(figure, prediction, measurement),
-        size_in=(5.2, 3.9),
+        size_in=(4.4, 3.7),
     )
     if measurement is None:
         return (picture, Sentence("Nothing measured is shown.", tone="undecided"))
@@ -212,7 +213,7 @@ def _legs(prediction: Prediction, calibration: Calibration | None, place: str, n
         description=plain(f"Of {1e3 * whole_s:.3g} ms: {parts}."),
         data=Table("Legs of a cycle, in order", ("leg", "part", "median, ms", "share"), tuple(rows)),
         draw=lambda figure: figures.draw_legs(figure, legs),
-        size_in=(5.2, 1.2 + 0.24 * len(legs)),
+        size_in=(4.4, 1.3 + 0.24 * len(legs)),
     )
     return (picture, _times(point))
 

@@ -84,6 +84,7 @@ def study_view(case: Case, prediction: StudyPrediction) -> CaseView:
         sentence=plain(verdict.sentence if verdict else _promise(prediction)),
         tags=(tag,) if tag else (),
         setting=setting,
+        missing=case.missing,
         sections=tuple(sections),
     )
 
@@ -165,7 +166,7 @@ def _against_payload(verdict: StudyVerdict, place: str, tag: str) -> tuple[Part,
             description=plain(f"Measured R = (X_C3 - X_C1) / (X_C2 - X_C1): {ratios}. {bands}."),
             data=data,
             draw=_panel(lambda panel: _draw_ratio(panel, verdict, cells)),
-            size_in=(5.2, 3.6),
+            size_in=(4.4, 3.6),
         ),
         Picture(
             name=f"{place}-gain",
@@ -173,7 +174,7 @@ def _against_payload(verdict: StudyVerdict, place: str, tag: str) -> tuple[Part,
             description=plain(f"Measured X_C3 / X_C1 - 1: {gains}. {bands}."),
             data=data,
             draw=_panel(lambda panel: draw_gain(panel, verdict, cells)),
-            size_in=(5.2, 3.6),
+            size_in=(4.4, 3.6),
         ),
         crossovers,
     )
@@ -208,7 +209,7 @@ def _maps(verdict: StudyVerdict, calibrations: dict[str, Calibration], place: st
                 description=plain(f"Predicted X_C3 / X_C1 - 1 at {sizes}, with the {what} so fast: {signs}."),
                 data=Table(f"Predicted X_C3 / X_C1 - 1 by speed of the {what}", columns, rows),
                 draw=_map_drawer(cells, calibrations, faster, what),
-                size_in=(5.2, 3.8),
+                size_in=(4.4, 3.8),
             )
         )
     return tuple(parts)
@@ -236,6 +237,9 @@ def _drawn(panel: Axes, draw: Callable[[Axes], None]) -> None:
     """The figure has a title of its own."""
     draw(panel)
     panel.set_title("")
+    legend = panel.get_legend()
+    for text in () if legend is None else legend.get_texts():
+        text.set_fontsize(8)
 
 
 def _legs(prediction: StudyPrediction, calibrations: dict[str, Calibration], place: str, tag: str) -> tuple[Part, ...]:
@@ -271,7 +275,7 @@ def _legs(prediction: StudyPrediction, calibrations: dict[str, Calibration], pla
                 tuple(rows),
             ),
             draw=lambda figure: figures.draw_legs_by_payload(figure, list(points.values())),
-            size_in=(5.2, 1.3 + 0.3 * len(points)),
+            size_in=(4.4, 1.3 + 0.3 * len(points)),
         ),
     )
 

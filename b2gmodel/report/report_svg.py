@@ -60,12 +60,17 @@ def svg_of(picture: Picture) -> str:
 
 
 def save(picture: Picture, path: Path, kind: str) -> None:
-    """Write the picture to ``path``, in the place of what was there. Raises ``UsageError``."""
+    """Write the picture with its title and description to ``path``, in the place of what was there.
+
+    Raises:
+        UsageError: a folder that cannot be written.
+    """
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError("cannot write the figure", observed=error.strerror, where=str(path)) from error
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    told = {"Title": plain(picture.title), "Subject" if kind == "pdf" else "Description": plain(picture.description)}
+    metadata: dict[str, str | None] = {**told, **{"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})}
 
     def write(stream: IO[bytes]) -> None:
         _drawn(picture, lambda figure: figure.savefig(stream, format=kind, dpi=_DPI, metadata=metadata))
@@ -83,7 +88,7 @@ def _drawn(picture: Picture, use: Callable[[Figure], None]) -> None:
         # A name in a script that the font lacks is drawn as boxes; the page has it in its table.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=picture.size_in, layout="constrained")
-        figure.suptitle(textwrap.fill(plain(picture.title), 66), fontsize=8.5)
+        figure.suptitle(textwrap.fill(plain(picture.title), 56, max_lines=3, placeholder=" …"), fontsize=8.5)
         picture.draw(figure)
         use(figure)
 
