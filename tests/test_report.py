@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import builders
 import pytest
@@ -150,6 +151,13 @@ def test_what_is_missing_is_said(copied: Path, remove: str, said: str) -> None:
     assert re.search(said, words_of(page.cases[0]))
     assert html_of(page)
     assert markdown_of(page, lambda _: None)
+
+
+def test_another_calibration_by_that_name_is_said(copied: Path) -> None:
+    path = copied / "calibration" / "cal.json"
+    path.write_bytes(path.read_bytes() + b" ")
+    (case,) = rig.paged(copied).cases
+    assert re.search("cal with digest .* is not here, and what is here by that name is another", case.missing[0])
 
 
 def test_nothing_measured_and_nothing_judged(tmp_path: Path) -> None:
@@ -358,6 +366,18 @@ def test_figures_are_the_same_bytes_each_time(ordinary: Path, tmp_path: Path) ->
             assert files[0].read_bytes().startswith(magic)
 
 
+def test_a_figure_file_carries_its_words(hostile: Path, tmp_path: Path) -> None:
+    for picture in only(hostile).pictures:
+        save(picture, tmp_path / "figure.svg", "svg")
+        root = ElementTree.parse(tmp_path / "figure.svg").getroot()
+        texts = {
+            each.tag.split("}")[1]: each.text for each in root.iter() if each.tag.endswith(("title", "description"))
+        }
+        assert texts == {"title": picture.title, "description": picture.description}
+        for kind in ("png", "pdf"):
+            save(picture, tmp_path / f"figure.{kind}", kind)
+
+
 def b2g(*arguments: object) -> tuple[int, str]:
     app = typer.Typer()
     report_command.register(app)
@@ -379,8 +399,11 @@ def test_the_command_writes_a_page_and_says_the_verdict(ordinary: Path, tmp_path
     assert first.startswith("held: The predicted M* = 3 held")
     assert (written, following) == (f"written: {out}", f"next: open {out} in a browser")
     before = out.read_bytes()
+    (empty := tmp_path / "none").mkdir()
     b2g(*folders(ordinary), "--out", out)
     assert out.read_bytes() == before
+    _, said = b2g("--predictions", ordinary / "predictions", "--calibrations", empty, "--out", out)
+    assert re.search("^  The calibration cal with digest .* is not here", said, re.MULTILINE)
 
 
 def test_the_command_writes_markdown_with_figures(ordinary: Path, tmp_path: Path) -> None:

@@ -150,6 +150,49 @@ def test_what_does_not_fit_is_seen(browser: Any, pages: dict[str, Path]) -> None
         assert overflow(page)[0] == "the page scrolls sideways"
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_text_in_figures_is_whole_and_apart(browser: Any, pages: dict[str, Path], name: str) -> None:
+    with opened(browser, pages[name]) as page:
+        for width in (1400, 360):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert crowded(page) == []
+            assert min(page.evaluate(FIGURE_TEXT_PX)) > 7.5
+
+
+FIGURE_TEXT_PX = """() => [...document.querySelectorAll("svg text")].map(each =>
+  parseFloat(getComputedStyle(each).fontSize) * each.ownerSVGElement.getScreenCTM().a)"""
+
+
+def crowded(page: Any) -> list[str]:
+    """Text in figures that lies on other text, or beyond its figure."""
+    found: list[str] = page.evaluate(
+        """() => [...document.querySelectorAll("svg")].flatMap(figure => {
+          const edge = figure.getBoundingClientRect();
+          const all = [...figure.querySelectorAll("text")].map(each => [each.textContent, each.getBoundingClientRect()]);
+          const out = all.filter(([, box]) => box.left < edge.left - 1 || box.right > edge.right + 1
+            || box.top < edge.top - 1 || box.bottom > edge.bottom + 1);
+          const shared = (a, b) => [Math.min(a.right, b.right) - Math.max(a.left, b.left),
+            Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top)];
+          // A line's box is taller than its letters: boxes of lines below each other share a little.
+          const on = all.flatMap(([text, box], at) => all.slice(at + 1).filter(([, other]) => {
+            const [wide, high] = shared(box, other);
+            return wide > 1 && high > 0.3 * Math.min(box.height, other.height);
+          }).map(([other]) => `${text} on ${other}`));
+          return [...out.map(([text]) => `${text} is cut off`), ...on];
+        })"""
+    )
+    return found
+
+
+def test_crowded_text_is_seen(browser: Any, pages: dict[str, Path]) -> None:
+    with opened(browser, pages["study"]) as page:
+        page.evaluate("document.querySelector('svg text').textContent = 'x'.repeat(200)")
+        assert any(each.endswith("is cut off") for each in crowded(page))
+        page.evaluate("document.querySelectorAll('svg text')[1].replaceWith(document.querySelector('svg text'))")
+        page.evaluate("document.querySelector('svg').append(document.querySelector('svg text').cloneNode(true))")
+        assert any(" on " in each for each in crowded(page))
+
+
 def column(table: Any, number: int) -> list[str]:
     return [text.strip() for text in table.locator(f"tbody tr td:nth-child({number})").all_inner_texts()]
 

@@ -172,11 +172,16 @@ def _name_length(panel: Axes, row: int, ends: Sequence[float], value: float, who
         ends: where the bar begins and ends, as shares of the cycle.
     """
     begin, end = ends
-    at, side = (end, "left") if end < 0.65 else (begin, "right") if begin > 0.35 else ((begin + end) / 2, "center")
-    panel.text(
-        1e3 * whole_s * at,
-        row,
-        f" {1e3 * value:.3g} ms, {value / whole_s:.0%} ",
+    at, side, apart = (begin + end) / 2, "center", 0
+    if end < 0.65:
+        at, side, apart = end, "left", 3
+    elif begin > 0.35:
+        at, side, apart = begin, "right", -3
+    panel.annotate(
+        f"{1e3 * value:.3g} ms, {value / whole_s:.0%}",
+        (1e3 * whole_s * at, row),
+        xytext=(apart, 0),
+        textcoords="offset points",
         va="center",
         ha=side,
         fontsize=8,
