@@ -3,9 +3,9 @@
     python benchmarks/coverage_fuzz.py [--minutes 10] [--workers 2]
 
 Targets, chosen by the input's first byte: frames from clients and from proxies, whole or in two pieces; a server's
-answer to a batch; records. Held where no input crashes, takes over 1 s of CPU or more than 1 GiB, and at least 10,000,000
-inputs were run, or as many as the machine gives in ten minutes. The corpus in tests/data/fuzz_corpus is where it
-starts; ``--keep`` adds what newly covers code, merged.
+answer to a batch; records. Held where no input crashes, takes over 1 s of CPU or more than 1 GiB, and at
+least 10,000,000 inputs were run, or as many as the machine gives in ten minutes. It starts from the corpus in
+tests/data/fuzz_corpus; ``--keep`` adds what newly covers code, merged.
 """
 
 from __future__ import annotations

@@ -168,7 +168,8 @@ def crowded(page: Any) -> list[str]:
     found: list[str] = page.evaluate(
         """() => [...document.querySelectorAll("svg")].flatMap(figure => {
           const edge = figure.getBoundingClientRect();
-          const all = [...figure.querySelectorAll("text")].map(each => [each.textContent, each.getBoundingClientRect()]);
+          const texts = [...figure.querySelectorAll("text")];
+          const all = texts.map(each => [each.textContent, each.getBoundingClientRect()]);
           const out = all.filter(([, box]) => box.left < edge.left - 1 || box.right > edge.right + 1
             || box.top < edge.top - 1 || box.bottom > edge.bottom + 1);
           const shared = (a, b) => [Math.min(a.right, b.right) - Math.max(a.left, b.left),
