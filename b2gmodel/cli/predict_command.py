@@ -160,11 +160,14 @@ def _answer(prediction: Prediction, file: Path | None, signature: Path | None) -
 def _tell(prediction: Prediction, file: Path | None, signature: Path | None) -> None:
     """The answer, what binds, a row a predictor, a row an M, and what to know and to do."""
     closed, best = prediction.predictors[0], prediction.best
-    at = best.at(closed.m_star)
+    # M* is the closed form's; an estimate that knows the height may be as good with fewer, or need more.
+    kept = best.m_recommended if best.kind == "estimate" else closed.m_star
+    at = best.at(kept)
     assert at is not None
     upper = "at most " if best.kind == "upper bound" else ""
+    near = "" if kept == closed.m_star else ", which is within 2 % of the peak"
     say(
-        f"M* = {closed.m_star}: keep {closed.m_star} batches in flight, and expect {upper}{_interval(at)} request/s "
+        f"M* = {closed.m_star}: keep {kept} batches in flight{near}, and expect {upper}{_interval(at)} request/s "
         f"({best.name})"
     )
     if closed.m_star_probabilities is not None:

@@ -38,7 +38,9 @@ def simulate(
         typer.Option("--transport-rates", help="Batches a second with 1,2,... in transport. Default: a pure delay."),
     ] = None,
     k: Annotated[int | None, typer.Option("-k", min=1, help="Batch size of the proxy.")] = None,
-    flights: Annotated[int, typer.Option("--flights", min=1, help="Batches in flight, M.")] = 1,
+    flights: Annotated[
+        int, typer.Option("--flights", min=1, help="Batches in flight, M; for several: --sweep flights=1,2,4.")
+    ] = 1,
     instances: Annotated[int | None, typer.Option("--instances", min=1, help="Model instances, g.")] = None,
     clients: Annotated[
         int | None, typer.Option("--clients", min=1, help="Concurrent clients. Default: as many as fill M batches.")

@@ -260,10 +260,13 @@ class ControlPlane:
     async def _models_hint(self) -> str:
         response = await self._ask("POST", "/v2/repository/index", b"{}")
         try:
-            names = [str(entry["name"]) for entry in response.json() if entry.get("state", "READY") == "READY"]
+            entries = [(str(entry["name"]), entry.get("state")) for entry in response.json()]
         except (ServerError, AttributeError, KeyError, TypeError):
             return "check the name with the server's operator"
-        return f"it serves: {', '.join(sorted(names)) or 'no model'}"
+        # A server that loads models on demand gives no state to those that it has not loaded.
+        states = any(state is not None for _, state in entries)
+        names = ", ".join(sorted({name for name, state in entries if state == "READY" or not states}))
+        return f"it serves: {names or 'no model'}" if states else f"in its repository, loaded or not: {names or 'none'}"
 
 
 def _spec(
