@@ -7,6 +7,7 @@ record's digest.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -44,11 +45,14 @@ def check_name(name: str, *, where: str) -> str:
     return name
 
 
-def write_atomically(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
+def write_atomically(path: Path, fill: Callable[[IO[bytes]], object], *, replace: bool = False) -> None:
     """Create ``path`` with what ``fill`` writes, whole or not at all.
 
+    Args:
+        replace: take the place of a file that is there; for what can be made again, never for records.
+
     Raises:
-        FileExistsError: there is such a file already; it is left as it is.
+        FileExistsError: there is such a file already, without ``replace``; it is left as it is.
         UsageError: the folder cannot be written.
     """
     try:
@@ -62,15 +66,18 @@ def write_atomically(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(beside, 0o644)
-        # A hard link refuses to replace what is there, which a rename would.
-        os.link(beside, path)
+        if replace:
+            os.replace(beside, path)
+        else:  # a hard link refuses to take the place of what is there
+            os.link(beside, path)
         sync_folder(path.parent)
     except FileExistsError:
         raise
     except OSError as error:
         raise _unwritable(path, error) from error
     finally:
-        os.unlink(beside)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:

@@ -213,3 +213,22 @@ def test_a_table_is_described_and_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="never overwritten"):
         write_table(path, columns)
     assert sha256_of_file(path) == raw.sha256
+
+
+def test_what_is_replaced_is_there_until_the_new_is_whole(tmp_path: Path) -> None:
+    """A figure's or a report's file; a record's never is."""
+    path = tmp_path / "report.html"
+    path.write_bytes(b"old")
+
+    def fail(stream: IO[bytes]) -> None:
+        stream.write(b"ne")
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011 - ours
+        write_atomically(path, fail, replace=True)
+    assert path.read_bytes() == b"old"
+    write_atomically(path, lambda stream: stream.write(b"new"), replace=True)
+    assert path.read_bytes() == b"new"
+    with pytest.raises(FileExistsError):
+        write_atomically(path, lambda stream: stream.write(b"third"))
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]

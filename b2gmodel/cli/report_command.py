@@ -91,11 +91,7 @@ def _write(path: Path, text: str) -> None:
     """The report whole, in the place of an older one."""
     from b2gmodel.store import write_atomically
 
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError("cannot write the report", observed=error.strerror, where=str(path)) from error
-    write_atomically(path, lambda stream: stream.write(text.encode()))
+    write_atomically(path, lambda stream: stream.write(text.encode()), replace=True)
 
 
 def _answer(page: Page, out: Path, figures: list[Path]) -> dict[str, object]:

@@ -247,11 +247,11 @@ def _write(rows: list[Row], axes: dict[str, tuple[float, ...]], out: Path | None
         frame = pd.DataFrame(rows)
         numbers = frame.columns.difference(["engine", "refused"])
         frame[numbers] = frame[numbers].apply(pd.to_numeric)
-        out.unlink(missing_ok=True)
         as_csv = out.suffix == ".csv"
         write_atomically(
             out,
             lambda stream: frame.to_csv(stream, index=False) if as_csv else frame.to_parquet(stream, index=False),
+            replace=True,
         )
         written.append(out)
     if figure is not None:

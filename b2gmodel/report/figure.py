@@ -39,11 +39,7 @@ def draw_throughput(cases: Sequence[tuple[Prediction, Measurement]], path: Path)
     panels = figure.subplots(1, len(cases), squeeze=False)[0]
     for panel, (prediction, measurement) in zip(panels, cases, strict=True):
         _draw_case(panel, prediction, measurement)
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError("cannot write the figure", observed=error.strerror, where=str(path)) from error
-    write_atomically(path, lambda stream: figure.savefig(stream, format=path.suffix[1:], dpi=150))
+    write_atomically(path, lambda stream: figure.savefig(stream, format=path.suffix[1:], dpi=150), replace=True)
 
 
 def _draw_case(panel: Axes, prediction: Prediction, measurement: Measurement) -> None:

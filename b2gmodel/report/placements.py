@@ -62,12 +62,12 @@ def draw_placements(verdict: StudyVerdict, calibrations: Mapping[str, Calibratio
         + (", emulated compute" if emulated else ""),
         fontsize=10,
     )
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError("cannot write the figure", observed=error.strerror, where=str(path)) from error
     metadata = {"Date": None} if path.suffix == ".svg" else {}
-    write_atomically(path, lambda stream: figure.savefig(stream, format=path.suffix[1:], dpi=150, metadata=metadata))
+    write_atomically(
+        path,
+        lambda stream: figure.savefig(stream, format=path.suffix[1:], dpi=150, metadata=metadata),
+        replace=True,
+    )
 
 
 def regime_map(

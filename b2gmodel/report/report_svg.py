@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from b2gmodel.errors import UsageError
 from b2gmodel.report.report_parts import Picture, plain
 from b2gmodel.store import write_atomically
 
@@ -65,17 +64,13 @@ def save(picture: Picture, path: Path, kind: str) -> None:
     Raises:
         UsageError: a folder that cannot be written.
     """
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError("cannot write the figure", observed=error.strerror, where=str(path)) from error
     told = {"Title": plain(picture.title), "Subject" if kind == "pdf" else "Description": plain(picture.description)}
     metadata: dict[str, str | None] = {**told, **{"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})}
 
     def write(stream: IO[bytes]) -> None:
         _drawn(picture, lambda figure: figure.savefig(stream, format=kind, dpi=_DPI, metadata=metadata))
 
-    write_atomically(path, write)
+    write_atomically(path, write, replace=True)
 
 
 def _drawn(picture: Picture, use: Callable[[Figure], None]) -> None:

@@ -293,9 +293,10 @@ def draw_peaks(scores: Sequence[Score], path: Path) -> None:
 
     figure = Figure(figsize=(6.4, 5.6), layout="constrained")
     draw_panel(figure.subplots(), scores)
-    path.unlink(missing_ok=True)
     with mpl.rc_context({"svg.hashsalt": COMMAND, "svg.fonttype": "none"}):
-        write_atomically(path, lambda stream: figure.savefig(stream, format="svg", metadata={"Date": None}))
+        write_atomically(
+            path, lambda stream: figure.savefig(stream, format="svg", metadata={"Date": None}), replace=True
+        )
 
 
 def draw_panel(panel: Axes, scores: Sequence[Score]) -> None:

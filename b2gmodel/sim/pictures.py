@@ -116,5 +116,4 @@ def _new_figure(path: Path, size: tuple[float, float]) -> Figure:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    path.unlink(missing_ok=True)
-    write_atomically(path, lambda stream: figure.savefig(stream, format=path.suffix[1:], dpi=150))
+    write_atomically(path, lambda stream: figure.savefig(stream, format=path.suffix[1:], dpi=150), replace=True)
