@@ -151,9 +151,9 @@ def test_a_cluster_gives_the_serial_table_and_loses_nothing_with_a_worker(
 
         # The document's own command, at this cluster's address.
         document = (Path(__file__).parents[1] / "docs" / "simulation.md").read_text(encoding="utf-8")
-        (command,) = re.findall(r"^b2g (.*--scheduler .*)$", document, re.MULTILINE)
+        (command,) = re.findall(r"^\$ b2g ((?:.*\\\n)*.*--scheduler .*)$", document, re.MULTILINE)
         monkeypatch.chdir(tmp_path)
-        assert run([*shlex.split(command.replace("tcp://127.0.0.1:8786", address)), "-q"]) == 0
+        assert run([*shlex.split(command.replace("\\\n", " ").replace("tcp://127.0.0.1:8786", address)), "-q"]) == 0
         assert len(pd.read_parquet("grid.parquet")) == 6
 
         squares, complete = sweep(slow_square, range(10), executor=Executor.DASK, scheduler=address, done=kill_one)

@@ -109,6 +109,8 @@ def draw_crossovers(panel: Axes, verdict: StudyVerdict, cells: Sequence[Measured
         if (each.predicted.transport, each.predicted.k, each.predicted.concurrency) == setting:
             _band(panel, each.predicted.payload_bytes, _PREDICTED, "crossover, predicted")
             _band(panel, each.measured.payload_bytes, _MEASURED, "crossover, measured")
+    # A limit that lies far beyond the ladder would squeeze all else.
+    panel.set_xlim(cells[0].payload_bytes / _KIB / 1.1, cells[-1].payload_bytes / _KIB * 1.1)
 
 
 def draw_ratio(panel: Axes, cells: Sequence[MeasuredCell]) -> None:
@@ -185,7 +187,7 @@ def _dress(panel: Axes, label: str, title: str) -> None:
     panel.axhline(0.0, color="#555555", linewidth=0.8)
     panel.set_xscale("log", base=2)
     panel.set_xlabel("payload of a request, KiB")
-    panel.xaxis.set_major_formatter("{x:.0f}")
+    panel.xaxis.set_major_formatter("{x:.6g}")  # short also where an axis runs over many powers
     panel.set_ylabel(label)
     panel.set_title(title, fontsize=9)
     panel.legend(fontsize=7, loc="best")
