@@ -11,8 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from b2gmodel.errors import UsageError
-from b2gmodel.records import Measurement, Prediction
+from b2gmodel.placement_records import StudyVerdict
+from b2gmodel.records import Calibration, Estimate, Measurement, Prediction
 from b2gmodel.report.figure import _draw_case, draw_throughput
+from b2gmodel.report.placements import draw_placements
+from b2gmodel.store import read_record
 
 CURVE = {1: [310.0, 330.0], 2: [580.0, 600.0], 3: [690.0, 710.0], 4: [680.0, 690.0]}
 
@@ -103,3 +106,18 @@ def test_a_place_that_cannot_be_written(prediction: Prediction, tmp_path: Path) 
     for path in (tmp_path / "folder.png", tmp_path / "file" / "figure.png", Path("/proc/figure.png")):
         with pytest.raises(UsageError, match="cannot write the fi"):
             draw_throughput(case, path)
+
+
+def test_a_map_in_which_no_payload_loses_is_laid_out(tmp_path: Path) -> None:
+    """All measured marks of one kind: matplotlib's layout must not collapse, which it would say by a warning."""
+    folder = Path(__file__).parents[1] / "calibration" / "local" / "crossover"
+    file = min((folder / "predictions").glob("*verdict*.json"))
+    verdict = read_record(file, StudyVerdict)
+    won = tuple(cell.model_copy(update={"gain": Estimate(mean=0.1)}) for cell in verdict.cells)
+    kept = [read_record(path, Calibration) for path in (folder / "calibration").glob("*.json")]
+    calibrations = {
+        cell.workload: next(each for each in kept if each.name == cell.predicted.calibration_name)
+        for cell in verdict.cells
+        if cell.predicted is not None
+    }
+    draw_placements(verdict.model_copy(update={"cells": won}), calibrations, tmp_path / "map.svg")

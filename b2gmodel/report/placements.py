@@ -146,7 +146,8 @@ def draw_map(
     panel.figure.colorbar(shades, ax=panel, label="X_C3 / X_C1 - 1, predicted", format="%+.1f")
     for marker, wins, label in (("^", True, "measured: the proxy gains"), ("v", False, "measured: it loses")):
         xs = [x for x, cell in zip(at, cells, strict=True) if (cell.gain.mean > 0) is wins]
-        panel.plot(xs, [1.0] * len(xs), marker, color="black", markerfacecolor="white", clip_on=False, label=label)
+        if xs:  # an empty line that is not clipped would count as lying in the figure's corner
+            panel.plot(xs, [1.0] * len(xs), marker, color="black", markerfacecolor="white", clip_on=False, label=label)
     _dress(panel, f"{what} speed, times this server's", "where to batch: above 0 in the proxy, below 0 not there")
     panel.set_yscale("log", base=2)
     panel.set_ylim(SPEEDS[0], SPEEDS[-1])
