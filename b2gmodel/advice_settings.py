@@ -9,6 +9,7 @@ Sources: Triton Inference Server, model configuration (``instance_group``, ``dyn
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -115,7 +116,7 @@ def _b2g_serve(wanted: Wanted) -> Setting:
     of, transport = wanted.calibration, wanted.calibration.transport or "http"
     address = None if of.server is None else of.server.address
     url = "http://HOST:8000" if address is None else address if "://" in address else f"http://{address}"
-    parts = [f"b2g serve --url {url} --model {of.model.name}"]
+    parts = [f"b2g serve --url {shlex.quote(url)} --model {shlex.quote(of.model.name)}"]
     if wanted.placed in ("C1", "C2"):
         parts.append(f"--placement {wanted.placed} -k 1 -M {wanted.flights}")
         reason = f"requests one by one, up to {wanted.flights} in flight"
@@ -125,7 +126,7 @@ def _b2g_serve(wanted: Wanted) -> Setting:
         reason = f"batches of up to {wanted.k}, at most {wanted.flights} in flight; {wanted.why_wait}"
         if wanted.k * (wanted.flights + 1) > _QUEUE:
             parts.append(f"--queue {wanted.k * (wanted.flights + 1)}")
-    parts.append(f"--transport {transport}")
+    parts.append(f"--transport {shlex.quote(transport)}")
     if transport == "grpc":
         parts.append("--grpc-url HOST:8001")
     if transport == "shm":
