@@ -29,7 +29,7 @@ from b2gmodel.ledger_lines import GENESIS, Entry, EventKind, check_head, head_of
 from b2gmodel.ledger_states import State, states
 from b2gmodel.placement_records import StudyPrediction, StudyVerdict
 from b2gmodel.records import Prediction, Software, Verdict, digest_of
-from b2gmodel.store import parse_record, read_bytes, sync_folder, write_atomically, write_record
+from b2gmodel.store import parse_record, read_bytes, read_record, sync_folder, write_atomically, write_record
 
 AnyPrediction = Prediction | StudyPrediction
 PredictionT = TypeVar("PredictionT", Prediction, StudyPrediction, AnyPrediction)
@@ -124,6 +124,26 @@ class Ledger:
                     verdict=digest,
                 )
         return path
+
+    def entered_verdict(self, entry: Entry) -> Verdict | StudyVerdict:
+        """The verdict of an outcome's line.
+
+        Raises:
+            UsageError: its file is not there.
+            EvidenceError: it is not the one that was entered, or is damaged.
+        """
+        kinds: tuple[type[Verdict | StudyVerdict], ...] = (Verdict, StudyVerdict)
+        verdict = read_record(self.folder / entry.file, *kinds)
+        known = entry.facts.get("verdict")
+        if digest_of(verdict) != known:
+            raise EvidenceError(
+                "the verdict is not the one that was entered",
+                observed=digest_of(verdict),
+                allowed=str(known),
+                where=entry.file,
+                hint="restore the file, or validate the prediction anew",
+            )
+        return verdict
 
     def abandon(self, digest: str, reason: str) -> None:
         """Enter that this prediction will not be judged, and why; the same reason again changes nothing.

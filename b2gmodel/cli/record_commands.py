@@ -190,26 +190,7 @@ def _validate_all(ledger: Ledger, json: bool) -> int:
 
 def _verdicts(ledger: Ledger) -> list[Verdict | StudyVerdict]:
     """Those that the ledger entered; of several on one measurement the last."""
-    from b2gmodel.errors import EvidenceError
-    from b2gmodel.placement_records import StudyVerdict
-    from b2gmodel.records import Verdict, digest_of
-    from b2gmodel.store import read_record
-
-    kinds: tuple[type[Verdict | StudyVerdict], ...] = (Verdict, StudyVerdict)
     entered = {
         (entry.digest, entry.facts.get("measurement")): entry for entry in ledger.entries() if entry.event == "outcome"
     }
-    verdicts = []
-    for entry in entered.values():
-        verdict = read_record(ledger.folder / entry.file, *kinds)
-        known = entry.facts.get("verdict")
-        if digest_of(verdict) != known:
-            raise EvidenceError(
-                "the verdict is not the one that was entered",
-                observed=digest_of(verdict),
-                allowed=str(known),
-                where=entry.file,
-                hint="restore the file, or validate the prediction anew",
-            )
-        verdicts.append(verdict)
-    return verdicts
+    return [ledger.entered_verdict(entry) for entry in entered.values()]

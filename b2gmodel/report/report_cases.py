@@ -25,7 +25,6 @@ R = TypeVar("R", Measurement, StudyMeasurement, Verdict, StudyVerdict)
 T = TypeVar("T", AnyPrediction, AnyMeasurement, AnyVerdict, Calibration)
 
 _MEASUREMENTS: Final[tuple[type[AnyMeasurement], ...]] = (Measurement, StudyMeasurement)
-_VERDICTS: Final[tuple[type[AnyVerdict], ...]] = (Verdict, StudyVerdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +145,10 @@ class _Shelf:
         return Kept(read_record(path, *_MEASUREMENTS), of, name)
 
     def _verdict(self, entered: Entry) -> Kept[AnyVerdict] | None:
-        path = self._ledger.folder / entered.file
-        if not path.exists():
+        if not (self._ledger.folder / entered.file).exists():
             return None
-        verdict, known = read_record(path, *_VERDICTS), str(entered.facts.get("verdict"))
-        if digest_of(verdict) != known:
-            raise EvidenceError(
-                "the verdict is not the one that was entered",
-                observed=digest_of(verdict),
-                allowed=known,
-                where=entered.file,
-                hint="restore the file, or validate the prediction anew",
-            )
-        return Kept(verdict, known, self._name(entered.file))
+        verdict = self._ledger.entered_verdict(entered)
+        return Kept(verdict, digest_of(verdict), self._name(entered.file))
 
     def _calibrations(self, prediction: AnyPrediction) -> tuple[dict[str, Kept[Calibration]], list[str]]:
         named: dict[str, str] = (
