@@ -38,6 +38,7 @@ NS: Final = 1_000_000_000
 _TICK_NS: Final = NS // 10
 _MIX: Final = 0x9E3779B97F4A7C15
 _RECONNECT_S: Final = 0.02
+_LAG_STEP_NS: Final = NS // 50
 _PATIENCE_S: Final = 30.0
 
 Expected = Callable[[bytes], bytes]
@@ -71,6 +72,8 @@ class Book:
         wrong: results that belong to another payload.
         twice: answers to no open request.
         latest_ns: how far the latest answer came after its deadline; None where all were in time.
+        latest_name: what answer that was.
+        lag_ns: the longest that the callers' own loop stood still: so much later may they have heard an answer.
         slowest_ns: longest time from sending to the end.
         ticks: results by the tenth of a second in which they came.
     """
@@ -84,6 +87,8 @@ class Book:
     wrong: int = 0
     twice: int = 0
     latest_ns: int | None = None
+    latest_name: str = ""
+    lag_ns: int = 0
     slowest_ns: int = 0
     ticks: Counter[int] = field(default_factory=Counter)
 
@@ -93,12 +98,12 @@ class Book:
         wanted = self.expected(payload)
         self.wrong += answer[: len(wanted)] != wanted
         self.ticks[time.monotonic_ns() // _TICK_NS] += 1
-        self._waited(waited_ns, deadline_ns)
+        self._waited("result", waited_ns, deadline_ns)
 
     def error(self, name: str, waited_ns: int, deadline_ns: int | None) -> None:
         """A typed error came."""
         self.errors[name] += 1
-        self._waited(waited_ns, deadline_ns)
+        self._waited(name, waited_ns, deadline_ns)
 
     def add(self, other: Book) -> None:
         """Enter another load's requests here, too."""
@@ -107,8 +112,9 @@ class Book:
         self.errors.update(other.errors)
         self.ticks.update(other.ticks)
         self.slowest_ns = max(self.slowest_ns, other.slowest_ns)
+        self.lag_ns = max(self.lag_ns, other.lag_ns)
         if other.latest_ns is not None:
-            self.latest_ns = max(self.latest_ns or 0, other.latest_ns)
+            self._late(other.latest_name, other.latest_ns)
 
     def faults(self, slack_ns: int) -> list[str]:
         """What is not as promised, a line each; none where every request had one end, its own, in time."""
@@ -118,7 +124,9 @@ class Book:
             f"{self.lost} lost": self.lost,
             f"{self.wrong} results went to another's request": self.wrong,
             f"{self.twice} answers to no open request": self.twice,
-            f"an answer came {(self.latest_ns or 0) / 1e6:.0f} ms after its deadline": (self.latest_ns or 0) > slack_ns,
+            f"an answer ({self.latest_name}) came {(self.latest_ns or 0) / 1e6:.0f} ms after its deadline; "
+            f"the callers stood still for {self.lag_ns / 1e6:.0f} ms at most": (self.latest_ns or 0)
+            > slack_ns + self.lag_ns,
         }
         return [words for words, is_so in found.items() if is_so]
 
@@ -132,10 +140,14 @@ class Book:
         errors = ", ".join(f"{count} {name}" for name, count in sorted(self.errors.items()))
         return f"{self.sent} sent = {self.results} results + errors ({errors}) + {self.left} left + {self.lost} lost"
 
-    def _waited(self, waited_ns: int, deadline_ns: int | None) -> None:
+    def _waited(self, name: str, waited_ns: int, deadline_ns: int | None) -> None:
         self.slowest_ns = max(self.slowest_ns, waited_ns)
         if deadline_ns is not None and waited_ns > deadline_ns:
-            self.latest_ns = max(self.latest_ns or 0, waited_ns - deadline_ns)
+            self._late(name, waited_ns - deadline_ns)
+
+    def _late(self, name: str, late_ns: int) -> None:
+        if self.latest_ns is None or late_ns > self.latest_ns:
+            self.latest_ns, self.latest_name = late_ns, name
 
 
 def disagreements(book: Book, ended: list[Mapping[str, Any]]) -> list[str]:
@@ -227,6 +239,7 @@ class Load:
             self._spawn(self._connect(number))
         if self._rate is not None:
             self._spawn(self._pace(self._rate))
+        self._spawn(self._watch_lag())
         await self._idle.wait()
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
@@ -287,6 +300,12 @@ class Load:
                 if self.may_ask():
                     waiting[step % len(waiting)].ask()
             due = owed
+
+    async def _watch_lag(self) -> None:
+        while True:
+            due_ns = time.monotonic_ns() + _LAG_STEP_NS
+            await asyncio.sleep(_LAG_STEP_NS / NS)
+            self.book.lag_ns = max(self.book.lag_ns, time.monotonic_ns() - due_ns)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

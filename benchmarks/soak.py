@@ -138,7 +138,9 @@ def part(name: str, it: Served, expected: Expected, seconds: float, hurt: Hurt, 
     before = sample(it.pid)
     samples, hurts = run_loop(soak(it, load, seconds, hurt, random.Random(seed)))
     print(f"{name}: capacity {capacity_per_s:.0f}/s, {OVERLOAD} times that for {seconds / 60:.1f} min")
-    print(f"  {load.book.told()}; slowest {load.book.slowest_ns / NS:.2f} s")
+    print(f"  {load.book.told()}")
+    slowest_s, lag_s = load.book.slowest_ns / NS, load.book.lag_ns / NS
+    print(f"  slowest {slowest_s:.2f} s; the callers stood still for {lag_s:.2f} s at most")
     print(f"  {', '.join(f'{count} {what}' for what, count in sorted(hurts.items()))}")
     faults = grown(samples)
     book.add(load.book)

@@ -20,7 +20,7 @@ from b2gmodel.legs import Legs, split
 from b2gmodel.live.cycles import SingleFlight
 from b2gmodel.live.kserve import ControlPlane, ModelSpec
 from b2gmodel.live.latest import Latest, tell
-from b2gmodel.live.stall import refuse_stall
+from b2gmodel.live.stall import refuse_still_flights
 from b2gmodel.live.trace import read_marks, start_tracing, stop_tracing
 from b2gmodel.live.transport import Transport
 from b2gmodel.records import Block, CalibrationPoint, CountersCheck, Estimate, LegTimes
@@ -74,9 +74,9 @@ async def calibrate_point(
         stopped_by, share = _stop(cycles, elapsed_s, budget_s, precision)
         tell(_latest(cycles, k))
         told(share)
-    # The first cycles may well be slow: a server loads and tunes what it needs.
-    times_ns = [cycle.cycle_ns for cycle in cycles[_CHUNK_CYCLES:]]
-    refuse_stall(times_ns, times_ns, where=f"{model.name}, k = {k}")
+    # The first cycles may well be slow: a server loads and tunes what it needs. A pause between two cycles, while
+    # the counters are read, is in neither's time, so the times between deliveries are what is judged.
+    refuse_still_flights([cycle.flight for cycle in cycles[_CHUNK_CYCLES - 1 :]], where=f"{model.name}, k = {k}")
     warmup = warmup_length(series_s(cycles)[:, 0])
     kept = cycles[warmup if warmup is not None else len(cycles) // 2 :]
     executions, service_ns = flight.server_totals()

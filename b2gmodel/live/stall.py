@@ -19,7 +19,8 @@ _CYCLES: Final = 5
 
 
 def refuse_still_flights(flights: Sequence[Flight], *, where: str) -> None:
-    """``refuse_stall`` for the times between deliveries: with flights always in the air, at most about a cycle each.
+    """``refuse_stall`` for the times between deliveries: with flights always in the air, at most about a cycle each,
+    and in single-flight a cycle and what is read after it.
 
     Args:
         flights: in order of delivery.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -99,8 +101,28 @@ def test_what_comes_after_its_deadline_is_found() -> None:
     async def test() -> None:
         book = await book_of("delay", patience_s=10, deadline_s=0.05)
         (words,) = book.faults(NS // 10)
-        assert words.endswith("ms after its deadline")
+        assert re.fullmatch(
+            r"an answer \(result\) came \d+ ms after its deadline; the callers stood still for .*", words
+        )
         assert book.faults(10 * NS) == []
+
+    run(test())
+
+
+def test_callers_that_stood_still_may_have_heard_an_answer_so_much_later() -> None:
+    async def test() -> None:
+        load = Load(("127.0.0.1", 1), callers=1)
+        running = asyncio.ensure_future(load.run())
+        await asyncio.sleep(0.05)
+        time.sleep(0.3)  # the loop stands still
+        await asyncio.sleep(0.05)
+        load.stop()
+        book = await running
+        assert 0.25 * NS < book.lag_ns < 0.6 * NS
+        book.sent = 2
+        for excess_ns, faults in ((0, 0), (1, 1)):
+            book.error("busy", NS + book.lag_ns + excess_ns, NS // 2)
+            assert len([words for words in book.faults(NS // 2) if "after its deadline" in words]) == faults
 
     run(test())
 
