@@ -11,11 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from b2gmodel.diagnostics import LOAD_CHANGE, over_wall, under_load
+from b2gmodel.diagnostics import LOAD_CHANGE, SERVICE_UNDER_LOAD, over_wall, under_load
 from b2gmodel.records import Diagnostic, Measurement, Prediction
+from b2gmodel.units import format_duration
 
 GAIN_ABOVE_LIMIT: Final = "gain-above-limit"
 PLATEAU_BELOW_COMPUTE: Final = "plateau-below-compute"
+SERVICE_NOT_AS_PREDICTED: Final = "service-not-as-predicted"
 
 _GAIN_SLACK: Final = 1.05
 # Of a run's batches, a few are counted that began before it.
@@ -82,4 +84,26 @@ def of_measurement(prediction: Prediction, measurement: Measurement) -> tuple[Di
         change = loaded_s / prediction.service_s - 1
         if abs(change) > LOAD_CHANGE:
             found.append(under_load(change))
+        predicted = _predicted_change(prediction)
+        off = (1 + change) / (1 + predicted) - 1
+        if predicted and abs(off) > LOAD_CHANGE:
+            found.append(_not_as_predicted(prediction.service_s * (1 + predicted), loaded_s, off))
     return tuple(found)
+
+
+def _predicted_change(prediction: Prediction) -> float:
+    """By what share of S alone S was predicted to change under load; 0 where by no more than is worth saying."""
+    return next((each.observed for each in prediction.diagnostics if each.name == SERVICE_UNDER_LOAD), 0.0)
+
+
+def _not_as_predicted(predicted_s: float, measured_s: float, off: float) -> Diagnostic:
+    """``off`` is by what share of the predicted S under load the measured one differs from it."""
+    return Diagnostic(
+        name=SERVICE_NOT_AS_PREDICTED,
+        observed=off,
+        bound=LOAD_CHANGE if off > 0 else -LOAD_CHANGE,
+        sentence="heights of mva and simulation were predicted with S = "
+        f"{format_duration(predicted_s)} under load, and {format_duration(measured_s)} was measured: "
+        "the server was otherwise loaded during one of the two; "
+        "calibrate anew with a longer --budget, on a quiet machine",
+    )

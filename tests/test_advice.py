@@ -378,11 +378,11 @@ class TestCommand:
                 "  the instances can compute 800 request/s; what the transport can carry is not known: no transport "
                 "law was measured",
                 "  mean latency 30 ms",
-                "triton (confidence not known): 1 instance, as calibrated; the server takes up to 8 requests at "
-                "once; without dynamic_batching: batches come full from the proxy, and a queue delay would only "
-                "hold them up",
+                "triton (confidence not known): 1 instance, as calibrated, of the kind that it has; the server takes "
+                "up to 8 requests at once; without dynamic_batching: batches come full from the proxy, and a queue "
+                "delay would only hold them up",
                 "    max_batch_size: 8",
-                "    instance_group [ { count: 1 kind: KIND_AUTO } ]",
+                "    instance_group [ { count: 1 } ]",
                 "ray-serve (confidence not known): k = 8 and M = 3; the first line goes on the class, the second on "
                 "its method; with fewer ongoing requests than k (M + 1) the next batch could not form while M fly; "
                 "a partial batch goes after one mean cycle: callers who fill all flights never wait for it",

@@ -179,6 +179,11 @@ class TestRefusals:
         assert isinstance(error, UsageError)
         assert (error.where, error.problem) == ("--model", "the server does not serve this model")
 
+    def test_a_wrong_name_of_the_null_model(self, server: FakeServer) -> None:
+        error = self.refused(server, null_model="nil")
+        assert isinstance(error, UsageError)
+        assert (error.where, error.problem) == ("--null-model", "the server does not serve this model")
+
     def test_a_model_without_batching(self, server: FakeServer) -> None:
         error = self.refused(server, model="unbatched")
         assert isinstance(error, UsageError)
@@ -209,7 +214,7 @@ class TestRefusals:
         with FakeServer.start(SCRIPT) as server:
             server.address = address
             error = self.refused(server)
-        assert isinstance(error, ServerError)
+        assert isinstance(error, UsageError)
         assert error.problem == "cannot reach the server"
 
     def test_not_a_kserve_server(self, process: FakeServer) -> None:

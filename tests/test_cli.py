@@ -276,7 +276,17 @@ class TestValidate:
         code, lines = validated(capsys, here, {1: [320.0], 3: [700.0]})
         assert code == 3
         assert lines[0].startswith("inconclusive: The predicted M* = 3 is neither held nor refuted")
-        assert lines[-1] == "next: measure more sessions: b2g predict --sessions 2, then b2g measure"
+        plan = "-k 8 --flights 1,2,3,4 --sessions 8 --seconds 1s"
+        assert (
+            lines[-1] == f"next: measure more sessions: b2g predict CALIBRATION {plan}, then b2g measure what it froze"
+        )
+
+    def test_inconclusive_with_the_calibration_at_hand(self, capsys: Out, here: Path) -> None:
+        name = builders.prediction().calibration_name
+        Path("calibration").mkdir()
+        Path(f"calibration/{name}.json").touch()
+        _, lines = validated(capsys, here, {1: [320.0], 3: [700.0]})
+        assert f" b2g predict calibration/{name}.json -k 8 --flights" in lines[-1]
 
     def test_json_and_the_verdicts_file(self, capsys: Out, here: Path) -> None:
         path = builders.frozen(here / "predictions")

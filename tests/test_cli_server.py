@@ -108,9 +108,18 @@ class TestNegativeControls:
         with socket.create_server(("127.0.0.1", 0)) as reserved:
             port = reserved.getsockname()[1]
         code, seen = complained(capsys, "calibrate", "-q", "--url", f"http://127.0.0.1:{port}", "--model", "m")
-        assert code == 3
+        assert code == 2
         assert seen.startswith(f"127.0.0.1:{port}: cannot reach the server: saw ")
         assert seen.endswith("; check that the server is up and that this is its HTTP address")
+
+    def test_grpc_without_its_address_is_said_before_the_self_test(
+        self, capsys: Out, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("b2gmodel.live.sessions.self_test", None)
+        code, seen = complained(
+            capsys, "calibrate", "-q", "--url", server.address, "--model", "m", "--transport", "grpc"
+        )
+        assert (code, seen.split(";")[0]) == (2, "--transport grpc: the server's gRPC address is not known")
 
     def test_a_wrong_model_name(self, capsys: Out, server: FakeServer) -> None:
         code, seen = complained(capsys, "calibrate", "-q", "--url", server.address, "--model", "resnet")
@@ -230,7 +239,7 @@ class TestCalibrate:
     @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
     def test_a_host_that_is_none(self, capsys: Out, host: str) -> None:
         code, seen = complained(capsys, "calibrate", "-q", "--url", f"{host}:8000", "--model", "m")
-        assert (code, seen.split(": saw")[0]) == (3, f"{host}:8000: cannot reach the server")
+        assert (code, seen.split(": saw")[0]) == (2, f"{host}:8000: cannot reach the server")
 
     def test_an_address_without_a_model(self, capsys: Out, server: FakeServer) -> None:
         code, seen = complained(capsys, "calibrate", "--url", server.address)

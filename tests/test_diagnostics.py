@@ -5,7 +5,7 @@ from __future__ import annotations
 import builders
 import pytest
 
-from b2gmodel.diagnostics import of_calibration, server_overhead
+from b2gmodel.diagnostics import of_calibration, server_overhead, under_load
 from b2gmodel.measured_diagnostics import of_measurement
 from b2gmodel.records import (
     CalibrationPoint,
@@ -201,6 +201,18 @@ class TestMeasuredService:
 
     def test_under_load_a_little(self, prediction: Prediction) -> None:
         assert said(prediction, {1: 320.0, 4: 750.0}, service_s=0.0109) == []
+
+    @pytest.mark.parametrize(("loaded_s", "off"), [(0.0100, -0.20), (0.0113, None), (0.0125, None), (0.0150, 0.20)])
+    def test_s_under_load_is_not_what_the_heights_were_predicted_with(
+        self, prediction: Prediction, loaded_s: float, off: float | None
+    ) -> None:
+        of = prediction.model_copy(update={"diagnostics": (under_load(0.25),)})
+        found = said(of, {1: 320.0, 4: 8 * 0.95 / loaded_s}, service_s=loaded_s)
+        seen = [each.observed for each in found if each.name == "service-not-as-predicted"]
+        assert seen == ([] if off is None else [pytest.approx(off)])
+        if off is not None:
+            bound = f"{0.1 if off > 0 else -0.1:g}"
+            check_sentence(found[-1], "S = 12.5 ms under load", bound, f"{1e3 * loaded_s:g} ms was", "calibrate anew")
 
 
 class TestWhatIsNotStated:

@@ -324,6 +324,11 @@ class TestInferMessage:
         with pytest.raises(ServerError, match="does not fit the batch"):
             InferMessage(TWO, 2).decode("id-1", bad)
 
+    def test_a_model_that_answered_nothing_has_a_hint_of_its_own(self) -> None:
+        empty = OUTPUT | {"parameters": {"binary_data_size": 0}}
+        with pytest.raises(ServerError, match="has 0 bytes, not 2 rows of .*; the model answered nothing: .* numpy<2"):
+            InferMessage(TWO, 2).decode("id-1", reply({"id": "id-1", "outputs": [empty]}, b""))
+
     def test_a_refusal_is_in_the_servers_words(self) -> None:
         with pytest.raises(ServerError, match="the server refused the batch: saw 'HTTP 400 too large'"):
             InferMessage(TWO, 2).decode("id-1", answer(400, {"error": "too large"}))

@@ -306,7 +306,7 @@ class TestServe:
 
     def test_before_an_error_too(self) -> None:
         with shown("serve", "--url", "http://127.0.0.1:1", "--model", "m") as proxy:
-            assert proxy.end() == 3
+            assert proxy.end() == 2
         proxy.assert_restored()
         assert "b2g: " in proxy.raw
 

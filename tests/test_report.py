@@ -222,7 +222,7 @@ def test_a_study_has_its_crossover_and_its_maps() -> None:
     page = page_of(gather(Ledger(folder / "predictions"), [], folder / "calibration"))
     (case,) = page.cases
     assert (case.outcome, case.tone, case.tags) == ("inconclusive", "undecided", ("emulated compute",))
-    assert case.setting.startswith("batch in the proxy below 3237 KiB [2915, 3724] (measured)")
+    assert case.setting.startswith("batch in the proxy below 3237 KiB [2915, 3724] (measured, not decided)")
     assert [picture.name.split("-", 3)[3] for picture in case.pictures] == [
         "ratio", "gain", "map-compute", "map-link", "legs",
     ]  # fmt: skip

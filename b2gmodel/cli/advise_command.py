@@ -47,7 +47,10 @@ def advise(
         bool, typer.Option("--simulate/--analytic", help="With simulated latency, or only bounds on it.")
     ] = True,
     draws: Annotated[
-        int, typer.Option("--draws", min=20, max=100_000, help="Draws of the calibration's uncertainty.")
+        int,
+        typer.Option(
+            "--draws", min=20, max=100_000, help="Draws of the calibration's uncertainty; 24 of them with latency."
+        ),
     ] = 400,
     seed: Annotated[int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of draws and simulation.")] = 1,
     json: Json = False,

@@ -252,7 +252,7 @@ def demo(
         say()
         model = case.prediction.model
         say(f"{model.name} ({model.compute} compute, {case.prediction.payload_bytes // 1024} KiB a request)")
-        say_verdict(case.verdict, None)
+        say_verdict(case.verdict, case.prediction, out / "predictions", None)
     say()
     say(f"figure: {found.figure}")
     say(f"records: {out}")

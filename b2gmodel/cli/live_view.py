@@ -38,6 +38,8 @@ _LEAST_S: Final = 0.25
 _PATIENCE_S: Final = 1.0
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _HISTORY: Final = 24
+# Before that a start's self-test and warm-up are most of what was seen, and the rest cannot be told from it.
+_LEAST_SHARE: Final = 0.10
 _SHOW_CURSOR: Final = b"\r\x1b[J\x1b[?25h"
 
 
@@ -176,7 +178,7 @@ class _PlainProgress:
             return
         self._stage = stage
         elapsed_s = time.monotonic() - self._begin_s
-        left = f", about {elapsed_s * (1 - share) / share:.0f} s left" if share > 0.02 else ""
+        left = f", about {elapsed_s * (1 - share) / share:.0f} s left" if share >= _LEAST_SHARE else ""
         last, self._figures = f"; last: {self._figures}" if self._figures else "", ""
         typer.echo(f"  {share:4.0%}  {stage}{left}{last}", err=True)
 

@@ -121,7 +121,7 @@ def validate(
         # The name alone: the same records in another folder give the same answer, byte for byte.
         say_json({"verdict": verdict.model_dump(mode="json"), "file": verdict_path.name, "signer": signer})
         return EXIT_CODES[verdict.outcome]
-    say_verdict(verdict, figure)
+    say_verdict(verdict, frozen, predictions, figure)
     if signer is not None:
         say(f"signed by {signer}")
     return EXIT_CODES[verdict.outcome]

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from b2gmodel.cli.output import say, table
 
 if TYPE_CHECKING:
-    from b2gmodel.records import Estimate, HeightScore, PlacementScore, PredictorScore, Verdict
+    from b2gmodel.records import Estimate, HeightScore, PlacementScore, Prediction, PredictorScore, Verdict
+
+_FEW_SESSIONS: Final = 8
+"""From fewer, how many would decide is a guess: their spread is not known."""
 
 
-def say_verdict(verdict: Verdict, figure: Path | None) -> None:
-    """The verdict in the order of the design: the answer, a line a check, the figures, what to do next."""
+def say_verdict(verdict: Verdict, prediction: Prediction, predictions: Path, figure: Path | None) -> None:
+    """The verdict in the order of the design: the answer, a line a check, the figures, what to do next.
+
+    Args:
+        prediction: that was judged.
+        predictions: the folder of its ledger; its calibration should be in ``calibration`` beside it.
+    """
     from b2gmodel.scores import CONSTANT, USL
 
     say(f"{verdict.outcome}: {verdict.sentence}")
@@ -38,7 +47,7 @@ def say_verdict(verdict: Verdict, figure: Path | None) -> None:
         say("note: not pre-registered: these figures were measured before the prediction was made")
     if figure is not None:
         say(f"figure: {figure}")
-    say(f"next: {_advice(verdict)}")
+    say(f"next: {_advice(verdict, prediction, predictions)}")
 
 
 def _heights_table(verdict: Verdict) -> str:
@@ -96,7 +105,7 @@ def _or_dash(value: float | None, form: str = ".1f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def _advice(verdict: Verdict) -> str:
+def _advice(verdict: Verdict, prediction: Prediction, predictions: Path) -> str:
     if verdict.outcome == "invalid":
         return "mend what failed, and measure the frozen prediction again: b2g measure"
     place = verdict.checks[0]
@@ -105,8 +114,22 @@ def _advice(verdict: Verdict) -> str:
         return f"{peak}, and look for what {place.predictor} leaves out"
     if verdict.outcome == "inconclusive":
         more = max(check.more_sessions or 0 for check in verdict.checks)
-        wanted = str(verdict.sessions + more) if more else "N"
-        return f"measure more sessions: b2g predict --sessions {wanted}, then b2g measure"
+        wanted = max(verdict.sessions + more if more else 2 * verdict.sessions, _FEW_SESSIONS)
+        again = _predict_again(prediction, predictions, wanted)
+        return f"measure more sessions: {again}, then b2g measure what it froze"
     if verdict.outcome == "refuted":
         return f"set M = {verdict.m_star} in your proxy, and plan on what was measured there, not on what was predicted"
     return f"set M = {verdict.m_star} in your proxy"
+
+
+def _predict_again(prediction: Prediction, predictions: Path, sessions: int) -> str:
+    """The command that freezes the same prediction with a plan of so many sessions."""
+    from b2gmodel.units import format_duration
+
+    calibration = predictions.parent / "calibration" / f"{prediction.calibration_name}.json"
+    known = shlex.quote(str(calibration)) if calibration.exists() else "CALIBRATION"
+    size = "" if prediction.k is None else f" -k {prediction.k}"
+    flights = ",".join(map(str, prediction.plan.flights))
+    seconds = format_duration(prediction.plan.seconds_per_run).replace(" ", "")
+    ledger = "" if predictions == Path("predictions") else f" --predictions {shlex.quote(str(predictions))}"
+    return f"b2g predict {known}{size} --flights {flights} --sessions {sessions} --seconds {seconds}{ledger}"

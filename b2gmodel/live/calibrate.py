@@ -20,7 +20,7 @@ from b2gmodel.live.laws import (
 from b2gmodel.live.point import Table, calibrate_point
 from b2gmodel.live.target import Endpoint
 from b2gmodel.live.transport import Transport
-from b2gmodel.live.transports import DEFAULT_TRANSPORT, make_transport
+from b2gmodel.live.transports import DEFAULT_TRANSPORT, check_transport, make_transport
 from b2gmodel.records import (
     Calibration,
     CalibrationPoint,
@@ -130,6 +130,7 @@ async def check_wanted(endpoint: Endpoint, wanted: Sequence[Wanted]) -> None:
     control = ControlPlane(endpoint.host, endpoint.port)
     try:
         for each in wanted:
+            check_transport(each.transport, endpoint)
             await _describe(control, each)
     finally:
         control.close()
@@ -139,7 +140,9 @@ async def _describe(control: ControlPlane, wanted: Wanted) -> tuple[dict[str, An
     """The server, the model and the null model, provided that they take the wanted batches."""
     about = await control.server_metadata()
     model = await control.model(wanted.model, wanted.shapes)
-    null = None if wanted.null_model is None else await control.model(wanted.null_model, wanted.shapes)
+    null = None
+    if wanted.null_model is not None:
+        null = await control.model(wanted.null_model, wanted.shapes, where="--null-model")
     _check_ladder(model, wanted.ladder)
     _check_null(model, null)
     return about, model, null

@@ -16,6 +16,10 @@ from b2gmodel.live.kserve import ModelSpec
 from b2gmodel.live.tensors import Result, Tensor, split_batch
 
 INFERENCE_HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+_EMPTY: Final = (
+    "the model answered nothing: Triton 2.51's Python backend does so where the server's Python has NumPy 2; "
+    "give it numpy<2"
+)
 
 Payload = Sequence[Buffer]
 """One request's inputs: one buffer an input of the model, in the model's order."""
@@ -37,15 +41,16 @@ def check_payloads(model: ModelSpec, payloads: Sequence[Payload]) -> None:
 
 def results_of(model: ModelSpec, k: int, outputs: Iterable[Tensor]) -> tuple[Result, ...]:
     """A batch's results, one a request. Raises ``ServerError`` where they are not what the model declares."""
+    came = tuple(outputs)
     try:
-        return split_batch(outputs, model.outputs, rows=k, batched=model.max_batch_size > 0)
+        return split_batch(came, model.outputs, rows=k, batched=model.max_batch_size > 0)
     except ValueError as error:
-        raise garbled(model, str(error)) from error
+        raise garbled(model, str(error), hint=None if all(each.data.nbytes for each in came) else _EMPTY) from error
 
 
-def garbled(model: ModelSpec, observed: str) -> ServerError:
+def garbled(model: ModelSpec, observed: str, hint: str | None = None) -> ServerError:
     """The error for an answer that does not belong to its batch."""
-    return ServerError("the server's answer does not fit the batch", observed=observed, where=model.name)
+    return ServerError("the server's answer does not fit the batch", observed=observed, where=model.name, hint=hint)
 
 
 class InferMessage:

@@ -131,6 +131,7 @@ class ControlPlane:
         spin_ns = _SPIN_NS if awake and len(os.sched_getaffinity(0)) > 1 else 0
         self._connection = HttpConnection(host, port, spin_ns=spin_ns)
         self._timeout_s = timeout_s
+        self._reached = False
 
     def close(self) -> None:
         self._connection.close()
@@ -141,6 +142,7 @@ class ControlPlane:
     async def _ask(self, method: str, target: str, body: bytes = b"") -> HttpResponse:
         try:
             async with asyncio.timeout(self._timeout_s):
+                await self._reach()
                 return await self._connection.request(method, target, body=[body] if body else [])
         except TimeoutError:
             raise ServerError(
@@ -150,6 +152,16 @@ class ControlPlane:
                 where=self._connection.address,
                 hint="is it hung, or something else that listens there?",
             ) from None
+
+    async def _reach(self) -> None:
+        """No server at this address is the caller's to mend; one that was reached once and is gone has failed."""
+        if self._reached:
+            return
+        try:
+            await self._connection.connect()
+        except ServerError as error:
+            raise UsageError(error.problem, observed=error.observed, where=error.where, hint=error.hint) from error
+        self._reached = True
 
     async def server_metadata(self) -> dict[str, Any]:
         """Name, version and extensions of the server."""
@@ -166,14 +178,14 @@ class ControlPlane:
             raise ServerError("the server's metadata is no object", observed=type(metadata).__name__)
         return metadata
 
-    async def model(self, name: str, shapes: Mapping[str, Sequence[int]]) -> ModelSpec:
+    async def model(self, name: str, shapes: Mapping[str, Sequence[int]], *, where: str = "--model") -> ModelSpec:
         """The model's description, its dynamic dimensions filled in from ``shapes`` (input name -> dims).
 
         Raises:
             UsageError: no such model, one that does not batch described as such by ``max_batch_size`` 0 is
                 returned, not refused; a dynamic dimension without a shape, or a shape that contradicts the model.
         """
-        metadata, config = await self.describe(name)
+        metadata, config = await self.describe(name, where=where)
         try:
             return _spec(name, metadata, config, shapes)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -183,7 +195,7 @@ class ControlPlane:
                 where=name,
             ) from error
 
-    async def describe(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def describe(self, name: str, *, where: str = "--model") -> tuple[dict[str, Any], dict[str, Any]]:
         """The model's metadata and configuration as the server gives them; without a configuration, an empty one.
 
         Raises:
@@ -195,7 +207,7 @@ class ControlPlane:
             raise UsageError(
                 "the server does not serve this model",
                 observed=f"{name} ({response.error_text()})",
-                where="--model",
+                where=where,
                 hint=await self._models_hint(),
             )
         config_response = await self._get(f"{path}/config")

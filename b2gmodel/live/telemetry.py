@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
 
-from b2gmodel.errors import ServerError
+from b2gmodel.errors import B2GError
 from b2gmodel.flights import Flight
 from b2gmodel.live.kserve import ControlPlane
 from b2gmodel.live.observer import Outcome
@@ -259,7 +259,7 @@ class ServicePoller:
         try:
             async with asyncio.timeout(self._interval_s):
                 counters = await self._control.counters(self._model)
-        except (ServerError, TimeoutError):
+        except (B2GError, TimeoutError):
             pass  # an absent reading, which the matcher counts
         finally:
             self.matcher.end_reading(counters)

@@ -25,26 +25,28 @@ class TransportName(StrEnum):
 DEFAULT_TRANSPORT: Final = TransportName.HTTP
 
 
-def make_transport(name: str, endpoint: Endpoint, model: ModelSpec) -> Transport:
-    """The transport of that name to a server's model.
-
-    Raises:
-        UsageError: no such transport, or ``grpc`` to a server whose gRPC port is not known.
-    """
+def check_transport(name: str, endpoint: Endpoint) -> None:
+    """Raises ``UsageError``: no such transport, or ``grpc`` to a server whose gRPC port is not known."""
     if name not in set(TransportName):
         raise UsageError("no such transport", observed=name, allowed=", ".join(TransportName), where="--transport")
+    if name == TransportName.GRPC and endpoint.grpc_port is None:
+        raise UsageError(
+            "the server's gRPC address is not known",
+            where="--transport grpc",
+            hint=f"give it, for example --grpc-url {endpoint.host}:8001",
+        )
+
+
+def make_transport(name: str, endpoint: Endpoint, model: ModelSpec) -> Transport:
+    """The transport of that name to a server's model. Raises ``UsageError`` as ``check_transport``."""
+    check_transport(name, endpoint)
     match TransportName(name):
         case TransportName.HTTP:
             return HttpTransport(endpoint.host, endpoint.port, model)
         case TransportName.GRPC:
             from b2gmodel.live.grpc_transport import GrpcTransport
 
-            if endpoint.grpc_port is None:
-                raise UsageError(
-                    "the server's gRPC address is not known",
-                    where="--transport grpc",
-                    hint=f"give it, for example --grpc-url {endpoint.host}:8001",
-                )
+            assert endpoint.grpc_port is not None
             return GrpcTransport(endpoint.host, endpoint.grpc_port, model)
         case TransportName.SHM:
             from b2gmodel.live.shm_transport import ShmTransport

@@ -101,6 +101,8 @@ def _where_to_batch(prediction: StudyPrediction, verdict: StudyVerdict | None) -
         return "nothing yet", (Sentence(text, tone="undecided"),)
     found = prediction.crossovers if verdict is None else tuple(each.measured for each in verdict.crossovers)
     source = "predicted" if verdict is None else "measured"
+    if verdict is not None and verdict.outcome == "inconclusive":
+        source += ", not decided"
     told = [f"With {each.concurrency} clients over {each.transport} and k = {each.k}: {_advice(each, source)}."
             for each in found]  # fmt: skip
     if not told:
