@@ -51,7 +51,7 @@ def main() -> int:
         file.write_text(PLAN.format(k=options.k, clients=options.clients, url=url) + workloads)
         for arguments in (
             ["study", "plan", str(file), "--out", out],
-            ["study", "calibrate", out, "--budget", "3s", "-q"],
+            ["study", "calibrate", out, "--budget", options.budget, "-q"],
             ["study", "predict", out],
             ["study", "run", out, "-q"],
         ):
@@ -66,6 +66,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("-k", type=int, required=True)
     parser.add_argument("--clients", type=int, required=True)
+    parser.add_argument("--budget", required=True)
     parser.add_argument("--compute", required=True)
     return parser.parse_args()
 
