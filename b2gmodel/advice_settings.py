@@ -66,13 +66,13 @@ def settings(wanted: Wanted) -> tuple[Setting, ...]:
 
 def _triton(wanted: Wanted) -> Setting:
     model = wanted.calibration.model
-    batches = "merges" if wanted.placed == "C2" else "takes"
+    batches = "the server merges" if wanted.placed == "C2" else "it gets"
     lines = [
         f"max_batch_size: {max(wanted.k, model.max_batch_size or 0)}",
         f"instance_group [ {{ count: {model.instances or 1} }} ]",
     ]
     instances, together = counted(model.instances or 1, "instance"), counted(wanted.k, "request")
-    reason = f"{instances}, as calibrated, of the kind that it has; the server {batches} up to {together} at once; "
+    reason = f"{instances}, as calibrated, of the kind that it has; {batches} up to {together} at once; "
     if wanted.placed == "C2":
         lines.append("dynamic_batching { max_queue_delay_microseconds: 0 }")
         reason += "it waits for none and prefers no size, as predicted: what has queued goes together"

@@ -170,7 +170,7 @@ def _size_reason(found: Found) -> str:
     at_best = f"{figure} at k = {best.system.k}, M = {best.flights} over {best.system.transport}"
     return (
         f"size: the smallest M, then the smallest k, within {TIE:.0%} of the best {aim}"
-        f"{' within the budget' if is_within else ''} ({at_best}): more in flight would wait elsewhere and gain nothing"
+        f"{' within the budget' if is_within else ''} ({at_best}): more in flight would only wait longer"
     )
 
 
@@ -208,13 +208,15 @@ def _placement_reason(found: Found) -> str:
         )
     figures = (
         f"with {counted(found.clients, 'client')} no batching carries {_rate(estimate(others.c1))}, the server's own "
-        f"{_rate(estimate(others.c2))} request/s"
+        f"batching {_rate(estimate(others.c2))} request/s"
     )
     if found.placed == "C2":
         carried = float(found.system.throughput_per_s(found.choice.cell.flights)[0])
         return f"placement: {figures}, batches of {found.system.k} in the proxy {carried:.4g}"
     beaten = others.c2[0] > found.values[0] * (1 + TIE)
-    more = "; the server's own carries more, but its latency is not predicted here: measure it" if beaten else ""
+    more = (
+        "; the server's own batching carries more, but its latency is not predicted here: measure it" if beaten else ""
+    )
     return f"placement: {figures}{more}"
 
 
@@ -235,7 +237,7 @@ def _confidence_reason(found: Found) -> str:
     elif found.choice.by_latency:
         what = "its p99 is within 5 % of the best"
     else:
-        what = "its throughput is within 5 % of the best"
+        what = "this setting carries within 5 % of the best"
     disputed = ""
     if found.is_disputed:
         disputed = (
@@ -267,10 +269,18 @@ def notes(found: Found) -> tuple[str, ...]:
         "scope: from a request's arrival in the proxy to its answer; what the clients' own way to it adds is extra"
     ]
     if found.rate_per_s is None:
-        lines.append(f"load: {counted(found.clients, 'caller')}, each asking again as soon as it is answered")
+        lines.append(
+            f"load: {counted(found.clients, 'caller')}, as many as fill all flights, each asking again as soon as it "
+            "is answered; --rate states another"
+        )
     else:
         full = ", and a partial batch to last as long as a full one" if found.k > 1 else ""
         lines.append(f"load: requests are taken to arrive by chance (Poisson){full}")
+    largest, takes = max(system.k for system in found.systems), found.system.calibration.model.max_batch_size
+    if found.k == largest and takes is not None and takes > largest:
+        lines.append(
+            f"k = {largest} is the largest that was calibrated, and the model takes {takes}: larger ones may be better"
+        )
     if laws.transport_rates_per_s is None:
         lines.append(
             "no transport law was measured: transport is taken for a pure delay, and throughput is an upper bound: "

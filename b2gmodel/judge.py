@@ -209,7 +209,9 @@ def _sentence(prediction: Prediction, checks: Sequence[Check], at_m_star: Measur
         told = f"{name} promised {promised.throughput_per_s:.4g} and {at_m_star.mean:.4g} were measured at M*"
         told += f", {abs(error):.1%} too {'high' if error > 0 else 'low'}"
         heights.append(
-            f"{told}: {word[claimed[name].outcome].removeprefix('is ')}" if name in claimed else f"{told}; not a claim"
+            f"{told}: {word[claimed[name].outcome].removeprefix('is ')}"
+            if name in claimed
+            else f"{told}; no claim was made of it"
         )
     return f"{place} The height: {'; '.join(heights)}."
 

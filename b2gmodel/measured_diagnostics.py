@@ -63,8 +63,8 @@ def of_measurement(prediction: Prediction, measurement: Measurement) -> tuple[Di
                     observed=gain,
                     bound=bound,
                     sentence=f"the peak is {gain:.2f} times the single-flight throughput, and g C / S allows "
-                    f"{bound:.2f}: the model is violated (the server merges batches, or S fell under load); read S at "
-                    "M > 1 and the executions in the server's counters",
+                    f"{bound:.2f}: the server merges batches, S fell under load, or one of the two was disturbed (few, "
+                    "short sessions?); read S at M > 1 and the executions in the server's counters",
                 )
             )
     if services and prediction.service_s is not None and batch is not None:

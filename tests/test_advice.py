@@ -372,13 +372,13 @@ class TestCommand:
                 "compute)",
                 "  size: k = 8, M = 3 has the best throughput of all settings that fit the budget",
                 "  budget: p99 30 ms of 40 ms; 10 ms to spare",
-                "  placement: with 24 clients no batching carries 250, the server's own 779.6 request/s",
+                "  placement: with 24 clients no batching carries 250, the server's own batching 779.6 request/s",
                 "  transport: http is the only one that was calibrated; others are not compared",
                 "  confidence: not known, as the calibration states no uncertainty",
                 "  the instances can compute 800 request/s; what the transport can carry is not known: no transport "
                 "law was measured",
                 "  mean latency 30 ms",
-                "triton (confidence not known): 1 instance, as calibrated, of the kind that it has; the server takes "
+                "triton (confidence not known): 1 instance, as calibrated, of the kind that it has; it gets "
                 "up to 8 requests at once; without dynamic_batching: batches come full from the proxy, and a queue "
                 "delay would only hold them up",
                 "    max_batch_size: 8",
@@ -393,7 +393,8 @@ class TestCommand:
                 "    b2g serve --url http://HOST:8000 --model m -k 8 -M 3 --formation-deadline 30ms --transport http",
                 "note: scope: from a request's arrival in the proxy to its answer; what the clients' own way to it "
                 "adds is extra",
-                "note: load: 24 callers, each asking again as soon as it is answered",
+                "note: load: 24 callers, as many as fill all flights, each asking again as soon as it is answered; "
+                "--rate states another",
                 "note: no transport law was measured: transport is taken for a pure delay, and throughput is an "
                 "upper bound: calibrate with --null-model",
                 "note: the compute was emulated",

@@ -233,7 +233,7 @@ class TestValidate:
         assert code == 0
         assert lines == [
             "held: The predicted M* = 3 held: the measured peak, 695 request/s, is at M = 3. The height: closed-form "
-            "promised 800 and 695 were measured at M*, 15.1% too high; not a claim.",
+            "promised 800 and 695 were measured at M*, 15.1% too high; no claim was made of it.",
             "  held          M* is among the best M (closed-form): M* = 3, best M = 3; regret 0.0% [0.0%, 0.0%]; "
             "bound: regret <= 5.0%",
             "  passed        digests chain: it names this prediction; bound: the digest of what was frozen",
@@ -276,10 +276,9 @@ class TestValidate:
         code, lines = validated(capsys, here, {1: [320.0], 3: [700.0]})
         assert code == 3
         assert lines[0].startswith("inconclusive: The predicted M* = 3 is neither held nor refuted")
-        plan = "-k 8 --flights 1,2,3,4 --sessions 8 --seconds 1s"
-        assert (
-            lines[-1] == f"next: measure more sessions: b2g predict CALIBRATION {plan}, then b2g measure what it froze"
-        )
+        again = "b2g predict CALIBRATION -k 8 --flights 1,2,3,4 --sessions 8 --seconds 1s"
+        why = "1 are too few to say how many"
+        assert lines[-1] == f"next: measure more sessions ({why}): {again}, then b2g measure what it froze"
 
     def test_inconclusive_with_the_calibration_at_hand(self, capsys: Out, here: Path) -> None:
         name = builders.prediction().calibration_name

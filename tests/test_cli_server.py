@@ -206,8 +206,8 @@ class TestCalibrate:
         [
             (
                 1,
-                "one start: what differs between starts is not in the intervals; --starts 3 repeats the load alone on "
-                "a server of your own",
+                "one start of the server: what differs between its starts is not in the intervals; restart it "
+                "yourself, and calibrate once each time",
             ),
             (2, "calibrated over 2 sessions of a server that was not started for them"),
         ],
@@ -220,7 +220,8 @@ class TestCalibrate:
         lines = out.splitlines()
         assert (code, lines[0], len(lines)) == (0, "calibrated m (emulated compute) over http", 7)
         assert lines[3:] == [
-            "note: no transport law was measured: predicted heights are upper bounds",
+            "note: no transport law was measured, as that takes a null model (--null-model): predicted heights are "
+            "upper bounds",
             f"note: {note}",
             "written: calibration/mine.json",
             "next: b2g predict calibration/mine.json",

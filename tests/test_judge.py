@@ -83,7 +83,7 @@ class TestOneVerdict:
         assert [score.error for score in heights] == pytest.approx([0, 640 / 600 - 1, 0.25, 800 / 650 - 1], rel=1e-5)
         assert verdict.sentence == (
             "The predicted M* = 3 held: the measured peak, 650 request/s, is at M = 4, and M* gives 1.5% less. "
-            "The height: closed-form promised 800 and 640 were measured at M*, 25.0% too high; not a claim."
+            "The height: closed-form promised 800 and 640 were measured at M*, 25.0% too high; no claim was made of it."
         )
 
     def test_each_curve_is_scored_and_bounds_are_not_a_curve(self, prediction: Prediction) -> None:

@@ -294,7 +294,7 @@ class TestRefusals:
         of = frozen(server, ledger)
         with FakeServer.start(SCRIPT) as other:
             dead = target_of(other)
-        with pytest.raises(ServerError, match="cannot reach the server"):
+        with pytest.raises(UsageError, match="cannot reach the server"):
             measure_frozen(ledger, *of, dead, flights=None, name="meas", progress=lambda *_: None)
         assert [entry.event for entry in ledger.entries()] == ["freeze"]
 

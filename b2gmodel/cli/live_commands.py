@@ -170,8 +170,8 @@ def _say_calibration(calibration: Calibration, path: Path) -> None:
         say(f"note: {note}")
     if len(calibration.session_ids) == 1:
         embedded = calibration.server is not None and calibration.server.embedded
-        alone = "" if embedded else " repeats the load alone on a server of your own"
-        say(f"note: one start: what differs between starts is not in the intervals; --starts 3{alone}")
+        more = "--starts 3 measures three" if embedded else "restart it yourself, and calibrate once each time"
+        say(f"note: one start of the server: what differs between its starts is not in the intervals; {more}")
     say(f"written: {path}")
     say(f"next: b2g predict {path}")
 

@@ -114,9 +114,10 @@ def _advice(verdict: Verdict, prediction: Prediction, predictions: Path) -> str:
         return f"{peak}, and look for what {place.predictor} leaves out"
     if verdict.outcome == "inconclusive":
         more = max(check.more_sessions or 0 for check in verdict.checks)
-        wanted = max(verdict.sessions + more if more else 2 * verdict.sessions, _FEW_SESSIONS)
-        again = _predict_again(prediction, predictions, wanted)
-        return f"measure more sessions: {again}, then b2g measure what it froze"
+        wanted = verdict.sessions + more if more else 2 * verdict.sessions
+        why = "" if wanted >= _FEW_SESSIONS else f" ({verdict.sessions} are too few to say how many)"
+        again = _predict_again(prediction, predictions, max(wanted, _FEW_SESSIONS))
+        return f"measure more sessions{why}: {again}, then b2g measure what it froze"
     if verdict.outcome == "refuted":
         return f"set M = {verdict.m_star} in your proxy, and plan on what was measured there, not on what was predicted"
     return f"set M = {verdict.m_star} in your proxy"

@@ -322,7 +322,10 @@ def _notes(model: ModelSpec, points: Sequence[CalibrationPoint]) -> tuple[str, .
     if model.dynamic_batching:
         notes.append("the server's dynamic batching is on for this model: the closed form does not apply above M = 1")
     if any(point.transport_law is None for point in points):
-        notes.append("no transport law was measured: predicted heights are upper bounds")
+        notes.append(
+            "no transport law was measured, as that takes a null model (--null-model): predicted heights are upper "
+            "bounds"
+        )
     if any(point.stopped_by == "budget" for point in points):
         notes.append("the budget ended before the wanted precision: intervals are wider than asked for")
     return tuple(notes)

@@ -24,9 +24,8 @@ class Size:
         flights: M, for predictions' plans.
         sessions, seconds: of a measurement, and of each of its runs.
         budget: of a calibration's single-flight.
-        study_budget: of each of the study's calibrations.
         chain_s: what a model's calibration, prediction and measurement take at least, in seconds.
-        clients: of the study.
+        clients, models: of the study.
     """
 
     k: int
@@ -34,13 +33,13 @@ class Size:
     sessions: int
     seconds: str
     budget: str
-    study_budget: str
     chain_s: tuple[float, float, float]
     clients: int
+    models: tuple[str, ...]
 
 
-GPU = Size(8, "1,2,3,4,6,8", 3, "1s", "12s", "3s", (40.0, 8.0, 50.0), 16)
-CPU = Size(1, "1,2", 2, "300ms", "4s", "8s", (25.0, 8.0, 15.0), 2)
+GPU = Size(8, "1,2,3,4,6,8", 3, "1s", "12s", (40.0, 8.0, 50.0), 16, MODELS[:2])
+CPU = Size(1, "1,2", 2, "300ms", "4s", (25.0, 8.0, 15.0), 2, ("mobilenetv2",))
 
 
 def plan(out: Path, compute: str, size: Size) -> list[Step]:
@@ -51,7 +50,7 @@ def plan(out: Path, compute: str, size: Size) -> list[Step]:
     first = MODELS[0]
     options = ("--compute", compute, "-k", str(size.k))
     idle = (sys.executable, str(HERE / "idle.py"), str(out / f"idle-{first}.json"), "--model", first, *options)
-    of_study = ("--clients", str(size.clients), "--budget", size.study_budget)
+    of_study = ("--clients", str(size.clients), *(word for name in size.models for word in ("--model", name)))
     study = (sys.executable, str(HERE / "study.py"), str(out / "study"), *options, *of_study)
     steps.append(Step(f"idle-{first}", idle, 25.0))
     steps.append(Step("study", study, 60.0))

@@ -15,12 +15,11 @@ from b2gmodel.live.engines import parse_compute
 from b2gmodel.live.server import EmbeddedServer
 from b2gmodel.live.target import EmbeddedTarget
 
-MODELS = ("resnet50", "yolov8n")
 PLAN = """
 name = "gpu"
 seed = 1
-sessions = 1
-repetitions = 2
+sessions = 2
+repetitions = 1
 seconds_per_run = 0.5
 warmup_rounds = 2
 placements = ["C1", "C2", "C3", "C4"]
@@ -44,14 +43,14 @@ def main() -> int:
     options = _options()
     target = EmbeddedTarget.of(parse_compute(options.compute))
     out = str(options.out)
-    with EmbeddedServer.start(target.table, MODELS, engine=target.engine) as server:
+    with EmbeddedServer.start(target.table, options.model, engine=target.engine) as server:
         url = "http://{}:{}".format(*server.http_address)
         file = options.out.with_suffix(".toml")
-        workloads = "".join(WORKLOAD.format(name=name) for name in MODELS)
+        workloads = "".join(WORKLOAD.format(name=name) for name in options.model)
         file.write_text(PLAN.format(k=options.k, clients=options.clients, url=url) + workloads)
         for arguments in (
             ["study", "plan", str(file), "--out", out],
-            ["study", "calibrate", out, "--budget", options.budget, "-q"],
+            ["study", "calibrate", out, "--budget", "3s", "-q"],
             ["study", "predict", out],
             ["study", "run", out, "-q"],
         ):
@@ -66,7 +65,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("-k", type=int, required=True)
     parser.add_argument("--clients", type=int, required=True)
-    parser.add_argument("--budget", required=True)
+    parser.add_argument("--model", action="append", required=True)
     parser.add_argument("--compute", required=True)
     return parser.parse_args()
 
