@@ -344,8 +344,11 @@ class TestFiles:
         )
         assert read_record(path, Calibration) == calibration
         assert len(set(calibration.session_ids)) == 2
-        assert calibration.notes == ("no transport law was measured, as that takes a null model "
-            "(--null-model): predicted heights are upper bounds", "calibrated over 2 sessions of a server that was not started for them")  # fmt: skip
+        assert calibration.notes == (
+            "no transport law was measured, as that takes a null model (--null-model): predicted heights are upper "
+            "bounds",
+            "calibrated over 2 sessions of a server that was not started for them",
+        )
         table = pq.read_table(path.parent / "cal.parquet").to_pandas()
         kept = table[~table["warmup"]]
         for point in calibration.points:
