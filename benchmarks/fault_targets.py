@@ -31,7 +31,7 @@ TRITON_TABLE: Final = """
 input_shape = [16]
 datatype = "UINT8"
 output_shape = [4]
-s0_ms = 0.5
+s0_ms = {s0_ms}
 s1_ms = 0.01
 max_batch = 64
 instances = 1
@@ -144,9 +144,14 @@ class Served:
 
 
 class Triton:
-    """A real server with the model ``m`` on a port of its own, killed, paused and started again at will."""
+    """A real server with the model ``m`` on a port of its own, killed, paused and started again at will.
 
-    def __init__(self) -> None:
+    Args:
+        s0_ms: what its one instance takes for a batch; little, and this machine bounds the rate.
+    """
+
+    def __init__(self, s0_ms: float = 0.5) -> None:
+        self._table = TRITON_TABLE.format(s0_ms=s0_ms)
         self.port = free_port()
         self._running = ExitStack()
         self.start()
@@ -175,7 +180,7 @@ class Triton:
         """Again, on the same ports, after ``kill``."""
         with tempfile.TemporaryDirectory(prefix="b2g-table-") as folder:
             path = Path(folder, "table.toml")
-            path.write_text(TRITON_TABLE, encoding="utf-8")
+            path.write_text(self._table, encoding="utf-8")
             table = load_workloads(path)
         order = server_module._start_order
 

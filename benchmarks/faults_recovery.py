@@ -141,7 +141,7 @@ def on_triton(rounds: int) -> list[bool]:
         await asyncio.to_thread(server.start)
 
     held = []
-    with Triton() as server:
+    with Triton(s0_ms=20.0) as server:
         for transport in ("http", "grpc", "shm"):
             for name, hurt in (("paused for 1 s", paused), ("killed and started again", restarted)):
                 with Served(server.address, *POLICY, *server.options, "--transport", transport) as it:
