@@ -13,7 +13,7 @@ import pytest
 from cli_bench import Out, said
 from study_rig import PLAN, copy_of_finished, done, forget, planned
 
-from b2gmodel.errors import EvidenceError, ServerError, UsageError
+from b2gmodel.errors import EvidenceError, UsageError
 from b2gmodel.live.fake import Delays, FakeModel, FakeScript, FakeServer, FakeTensor, Fault, FaultKind
 from b2gmodel.live.study_store import StudyStore, load_runs, room_in
 from b2gmodel.live.study_versions import files_of, version_of
@@ -66,7 +66,7 @@ class TestFailures:
         folder = tmp_path / "s"
         self.plan_for(server, folder)
         server.stop()
-        with pytest.raises(ServerError, match="cannot reach the server"):
+        with pytest.raises(UsageError, match="cannot reach the server"):
             done(folder)
         assert StudyStore.open(folder).marks() == {}
 

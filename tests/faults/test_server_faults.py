@@ -268,7 +268,7 @@ def test_a_server_that_is_not_there_at_the_start() -> None:
     begin_s = time.monotonic()
     with Served(f"127.0.0.1:{free_port()}") as it:
         assert it.first == {}
-        assert it.wait()["exit"] == 3
+        assert it.wait()["exit"] == 2
         assert "cannot reach the server" in it.complaints()
         assert it.complaints().count("\n") == 1
     assert time.monotonic() - begin_s < 30
