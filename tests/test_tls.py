@@ -178,6 +178,23 @@ class TestHandshakes:
 
         run(test())
 
+    def test_one_under_way_ends_with_the_proxy(self, files: Certificates) -> None:
+        """Once the proxy is closed no handshake is left behind, and the silent one reads the end."""
+
+        async def test() -> None:
+            async with rig(tls=files.server.context()) as it:
+                (sock,) = await self.silent(it, 1)
+                listener = self.listener(it)
+                while not listener.unfinished:
+                    await asyncio.sleep(0)
+                listener.close()
+                await listener.wait_closed()
+                assert listener.unfinished == 0
+                assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
+                sock.close()
+
+        run(test())
+
 
 class TestFiles:
     def test_a_key_of_another_certificate(self, files: Certificates) -> None:
