@@ -362,6 +362,14 @@ class TestCommand:
         builders.written(Path(), of)
         return of
 
+    @pytest.mark.parametrize(("takes", "is_said"), [(8, False), (16, True)])
+    def test_a_larger_batch_that_was_not_calibrated_is_said(self, capsys: Out, takes: int, is_said: bool) -> None:
+        of = builders.calibration(SMALL, LARGE)
+        builders.written(Path(), of.model_copy(update={"model": builders.model_info(max_batch_size=takes)}))
+        _, out = said(capsys, "advise", "cal.json", "--analytic")
+        assert "k = 8, M = " in out.splitlines()[0]
+        assert (f"note: k = 8 is the largest that was calibrated, and the model takes {takes}" in out) == is_said
+
     def test_whole(self, capsys: Out) -> None:
         self.written(*(point.model_copy(update={"blocks": None}) for point in (SMALL, LARGE)))
         code, out = said(capsys, "advise", "cal.json", "--p99", "40ms")

@@ -214,7 +214,7 @@ class TestRefusals:
         with FakeServer.start(SCRIPT) as server:
             server.address = address
             error = self.refused(server)
-        assert isinstance(error, UsageError)
+        assert isinstance(error, ServerError)
         assert error.problem == "cannot reach the server"
 
     def test_not_a_kserve_server(self, process: FakeServer) -> None:

@@ -267,6 +267,14 @@ def reply(document: object, tail: bytes = b"1234", length: int | None = None) ->
     return HttpResponse(200, headers, memoryview(head + tail), ExchangeTimes())
 
 
+@pytest.mark.parametrize(("known", "kind"), [(False, UsageError), (True, ServerError)])
+def test_a_server_that_was_never_there_is_usage_and_one_that_is_gone_has_failed(known: bool, kind: type) -> None:
+    control = ControlPlane("127.0.0.1", 1, known=known)
+    with pytest.raises(kind, match="cannot reach the server"):
+        asyncio.run(control.server_metadata())
+    control.close()
+
+
 class TestInferMessage:
     def test_the_request_byte_by_byte(self) -> None:
         headers, body = InferMessage(TWO, 2).encode("id-1", PAYLOADS)

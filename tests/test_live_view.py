@@ -132,6 +132,13 @@ class TestWords:
             "D 6 ms, 30% of C; ended 900 answered, 2 busy; binds transport: compute idles, raise M"
         )
 
+    def test_the_time_left_is_said_once_a_tenth_is_done(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with progress_view() as view:
+            for stage, share in (("a", 0.09), ("b", 0.10)):
+                view(stage, share)
+        early, later = capsys.readouterr().err.splitlines()
+        assert ("left" in early, "left" in later) == (False, True)
+
     def test_a_pipe_gets_a_line_a_stage_with_the_figures_of_the_last(self, capsys: pytest.CaptureFixture[str]) -> None:
         with progress_view() as view, told_to(view.tell):
             view("one", 0.0)

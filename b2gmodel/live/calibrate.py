@@ -87,7 +87,7 @@ async def calibrate(
         UsageError: no such model, or one that cannot take the wanted batches.
         ServerError, EvidenceError: the server failed, or somebody else used the model.
     """
-    control = ControlPlane(endpoint.host, endpoint.port, awake=True)
+    control = ControlPlane(endpoint.host, endpoint.port, awake=True, known=True)
     try:
         about, model, null = await _describe(control, wanted)
         session = _Session(endpoint, control, model, null, wanted, session_id)

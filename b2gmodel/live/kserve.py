@@ -125,13 +125,16 @@ class ControlPlane:
         timeout_s: longest wait for an answer.
         awake: stay awake while waiting, where there are processors enough: one that sleeps while the counters are
             read wakes slowly, and the cycle that follows pays for it.
+        known: the server was reached before, so that where it is gone it has failed.
     """
 
-    def __init__(self, host: str, port: int, *, timeout_s: float = _ANSWER_TIMEOUT_S, awake: bool = False) -> None:
+    def __init__(
+        self, host: str, port: int, *, timeout_s: float = _ANSWER_TIMEOUT_S, awake: bool = False, known: bool = False
+    ) -> None:
         spin_ns = _SPIN_NS if awake and len(os.sched_getaffinity(0)) > 1 else 0
         self._connection = HttpConnection(host, port, spin_ns=spin_ns)
         self._timeout_s = timeout_s
-        self._reached = False
+        self._reached = known
 
     def close(self) -> None:
         self._connection.close()

@@ -128,7 +128,7 @@ async def _session(
     progress: Progress,
 ) -> tuple[Session, tuple[ServerInfo, ModelInfo]]:
     begin_boottime_ns = str(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-    control = ControlPlane(endpoint.host, endpoint.port)
+    control = ControlPlane(endpoint.host, endpoint.port, known=number > 0)
     transport: Transport | None = None
     try:
         about = await control.server_metadata()

@@ -109,7 +109,7 @@ def test_what_comes_after_its_deadline_is_found() -> None:
     run(test())
 
 
-def test_callers_that_stood_still_may_have_heard_an_answer_so_much_later() -> None:
+def test_callers_that_stood_still_say_so() -> None:
     async def test() -> None:
         load = Load(("127.0.0.1", 1), callers=1)
         running = asyncio.ensure_future(load.run())
@@ -119,10 +119,6 @@ def test_callers_that_stood_still_may_have_heard_an_answer_so_much_later() -> No
         load.stop()
         book = await running
         assert 0.25 * NS < book.lag_ns < 0.6 * NS
-        book.sent = 2
-        for excess_ns, faults in ((0, 0), (1, 1)):
-            book.error("busy", NS + book.lag_ns + excess_ns, NS // 2)
-            assert len([words for words in book.faults(NS // 2) if "after its deadline" in words]) == faults
 
     run(test())
 

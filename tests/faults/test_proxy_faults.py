@@ -126,17 +126,17 @@ def test_no_descriptor_left(fake: Fake) -> None:
                 limits = resource.prlimit(it.pid, resource.RLIMIT_NOFILE)
                 used = len(os.listdir(f"/proc/{it.pid}/fd"))
                 resource.prlimit(it.pid, resource.RLIMIT_NOFILE, (used + 2, limits[1]))
-                crowd = Load(it.place, callers=20, depth=1, first_client=100)
+                # No more than it takes: each knocks in vain fifty times a second, which costs the others time.
+                crowd = Load(it.place, callers=8, depth=1, first_client=100)
 
                 async def starve() -> None:
-                    # Twenty who knock in vain take processor time from callers and proxy: served, at whatever rate.
-                    assert await results(load) > before / 10
+                    assert await results(load) > before / 2
                     assert crowd.book.results < load.book.results
                     resource.prlimit(it.pid, resource.RLIMIT_NOFILE, limits)
                     served = crowd.book.results
                     await asyncio.sleep(1.5)
                     assert crowd.book.results > served
-                    assert len(crowd._callers) == 20
+                    assert len(crowd._callers) == 8
 
                 book = await during(crowd, starve)
                 assert book.faults(SLACK_NS) == []
